@@ -1,0 +1,246 @@
+"""Every field of an experiment, with its meaning and unit. Experiments derive from `base()`.
+
+A config file holds one `get_config(arg="")`. `arg` is a comma list of switches that move several
+fields at once (`--config=configs/tiny_sao.py:tiny`); everything else is a dotted override
+(`--config.rl.num_steps=50`). The config is locked: an unknown key is an error.
+"""
+
+from ml_collections import ConfigDict
+
+
+def base() -> ConfigDict:
+    """The common config; each experiment changes what it needs and says why."""
+    config = ConfigDict()
+    config.seed = 0  # of parameters, data order and sampling
+    config.mode = "local"  # local: trainer and sampler processes | sync: one process, deterministic
+    config.algorithm = "sao"  # a row of jaxrl_single/algorithms/table.py
+    config.model = _model()
+    config.env = _env()
+    config.warm_start = _warm_start()
+    config.value_pretraining = _value_pretraining()
+    config.rl = _rl()
+    config.critic = _critic()
+    config.policy_optimizer = _optimizer(learning_rate=3e-4)
+    config.critic_optimizer = _optimizer(learning_rate=1e-3)
+    config.batch = _batch()
+    config.sampler = _sampler()
+    config.rollout = _rollout()
+    config.sync = ConfigDict({"lag": 0})  # sync mode samples with the weights of `lag` versions ago
+    config.eval = _eval()
+    config.trainer = _trainer()
+    config.checkpoint = _checkpoint()
+    config.weights = _weights()
+    config.gate = _gate()
+    config.supervisor = _supervisor()
+    return config
+
+
+def parse_arg(arg: str, **defaults: bool) -> dict[str, bool]:
+    """Reads the comma list after the colon of --config; each switch may be given once.
+
+    Raises:
+      ValueError: an unknown switch; the message lists the known ones.
+    """
+    switches = dict(defaults)
+    for name in filter(None, arg.split(",")):
+        if name not in switches:
+            raise ValueError(f"unknown config switch {name!r}; this config knows {sorted(switches)}")
+        switches[name] = True
+    return switches
+
+
+def _model() -> ConfigDict:
+    return ConfigDict(
+        {
+            "size": "tiny_moe",  # a name in jaxrl_single/models/config.py: SIZES
+            "dtype": "float32",  # of parameters and activations; losses are float32 always
+            "remat": False,  # recompute activations in the backward pass: less memory, more time
+        }
+    )
+
+
+def _env() -> ConfigDict:
+    return ConfigDict(
+        {
+            "name": "calculator",  # a key of jaxrl_single/envs/table.py, or "package.module:factory"
+            "tasks_file": "",  # JSONL with question, answer, optional id; empty = generated tasks
+            "eval_tasks_file": "",  # the held-out ones of the same form; needed with tasks_file
+            "num_operations": 2,  # dependent operations in a question, each needs one tool call
+            "num_digits": 2,  # of each operand in a generated question
+            "operators": "+-*",  # that a generated question may use
+            "max_turns": 5,  # actions per episode, the answer included; more is a truncation
+            "max_turn_tokens": 12,  # tokens of one action
+            "max_tokens": 96,  # tokens of a whole episode, prompt and observations included
+            "tool_enabled": True,  # False: every call gets an error; measures the tool's worth
+            "tool_latency_s": 0.0,  # the tool sleeps so long, as slow tools do
+            "tool_latency_spread": 0.0,  # latency is uniform in (1 +- spread) x tool_latency_s
+        }
+    )
+
+
+def _warm_start() -> ConfigDict:
+    return ConfigDict(
+        {
+            "num_demonstrations": 4096,  # scripted episodes, made once
+            "mistake_rate": 0.25,  # chance of a mistake at each action of the script
+            "num_steps": 400,  # supervised steps; 0 skips the stage (random initial policy)
+            "batch_size": 64,  # episodes per step
+            "learning_rate": 3e-3,  # peak, AdamW, linear warm-up over 5 % then cosine to 10 %
+            "weight_decay": 0.01,  # AdamW
+        }
+    )
+
+
+def _value_pretraining() -> ConfigDict:
+    return ConfigDict(
+        {
+            "num_trajectories": 768,  # rollouts of the warm policy, the held-out ones included
+            "held_out_fraction": 0.25,  # of them, used for explained variance only
+            "max_steps": 300,  # cap on gradient steps; 0 skips the stage
+            "eval_every": 20,  # steps between measurements of held-out explained variance
+            "patience": 3,  # measurements without a new best before stopping
+            "learning_rate": 1e-3,  # AdamW, all of the critic is trained here
+        }
+    )
+
+
+def _rl() -> ConfigDict:
+    return ConfigDict(
+        {
+            "num_steps": 150,  # policy updates; may be raised on a rerun of the same workdir
+            "critic_only_steps": 10,  # of them at the start, that update the critic alone (SAO §4.1)
+            "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
+            "critic_first": True,  # advantages come from the critic after its update on this batch
+            "discount": 1.0,  # per action token
+            "lambda_alpha": 1.5,  # policy lambda = 1 - 1 / (alpha x action tokens), clamped at 0
+            "critic_lambda": 1.0,  # of the critic's target; 1 = realised return
+            "dis_low": 0.3,  # DIS keeps ratios in the open interval (1 - low, 1 + high)
+            "dis_high": 5.0,
+            "group_size": 1,  # trajectories per task; 1 = single rollout
+            "max_staleness": 4,  # older trajectories are dropped when they would be consumed
+        }
+    )
+
+
+def _critic() -> ConfigDict:
+    return ConfigDict(
+        {
+            # Ordered (regex on the parameter path, label); first match wins; unmatched = error.
+            # Labels: "train", "frozen". SAO §3.2: only expert projections and value head train.
+            "rules": (
+                ("value_head/.*", "train"),
+                (".*/(experts|mlp)/.*", "train"),
+                (".*", "frozen"),
+            ),
+        }
+    )
+
+
+def _optimizer(learning_rate: float) -> ConfigDict:
+    return ConfigDict(
+        {
+            "learning_rate": learning_rate,  # peak
+            "warmup_steps": 0,  # linear warm-up, in updates of this optimiser
+            "b1": 0.9,  # AdamW
+            "b2": 0.95,  # AdamW
+            "weight_decay": 0.0,  # AdamW, on all trained parameters
+            "clip_norm": 1.0,  # global norm of the gradient; 0 = no clipping
+        }
+    )
+
+
+def _batch() -> ConfigDict:
+    return ConfigDict(
+        {
+            "num_trajectories": 64,  # per policy update (rejected ones are replaced)
+            "row_length": 96,  # tokens of a packed row; must hold env.max_tokens
+            "rows_per_micro_batch": 32,  # rows in memory at once; gradients do not depend on it
+            "row_buckets": (32, 64),  # allowed row counts of a batch: few, so few compilations
+        }
+    )
+
+
+def _sampler() -> ConfigDict:
+    return ConfigDict(
+        {
+            "num_slots": 64,  # episodes decoded together; fixed, so a token's numbers are too
+            "decode_chunk": 6,  # tokens decoded per dispatch; weights swap between chunks
+            "prefill_rows": 16,  # episodes prefilled per dispatch
+            "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
+            "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
+            "devices": "",  # visible accelerators of the sampler, "4,5"; empty = see trainer.devices
+            "memory_fraction": 0.45,  # of an accelerator's memory, when trainer and sampler share it
+        }
+    )
+
+
+def _rollout() -> ConfigDict:
+    return ConfigDict(
+        {
+            "temperature": 1.0,  # of training and evaluation
+            "on_limit": "terminal",  # turn, token and context limits: terminal | bootstrap | mask
+            "max_in_flight": 64,  # episodes at once, at most sampler.num_slots
+            "max_attempts": 2,  # tries of a ticket whose episode failed with an error
+            "max_consecutive_errors": 20,  # so many failed episodes in a row stop the run
+        }
+    )
+
+
+def _eval() -> ConfigDict:
+    return ConfigDict(
+        {
+            "num_tasks": 512,  # held-out tasks before and after RL
+            "every_steps": 25,  # RL steps between periodic evaluations; 0 = none
+            "periodic_num_tasks": 128,  # held-out tasks of a periodic evaluation
+        }
+    )
+
+
+def _trainer() -> ConfigDict:
+    return ConfigDict(
+        {
+            "mesh": {"data": 1, "fsdp": 1, "tensor": 1, "expert": 1, "context": 1},  # axis sizes
+            "devices": "",  # visible accelerators of the trainer, "0,1,2,3"; empty = all
+            "memory_fraction": 0.45,  # of an accelerator's memory, when trainer and sampler share it
+            "log_every": 1,  # steps between lines of metrics.jsonl
+            "no_progress_s": 300.0,  # no trajectory for so long stops the run with an error
+        }
+    )
+
+
+def _checkpoint() -> ConfigDict:
+    return ConfigDict(
+        {
+            "every_steps": 25,  # RL steps between checkpoints; also at the end and on SIGTERM
+            "keep": 2,  # newest checkpoints kept
+        }
+    )
+
+
+def _weights() -> ConfigDict:
+    return ConfigDict(
+        {
+            "directory": "",  # published versions; empty = WORKDIR/weights; /dev/shm/... is faster
+            "keep": 4,  # newest versions kept; versions of running evaluations are kept too
+        }
+    )
+
+
+def _gate() -> ConfigDict:
+    return ConfigDict(
+        {
+            "enabled": True,  # at the first step and after a resume: sampler against trainer
+            "max_difference": 2e-5,  # of log-probs at equal weights, times 1 / min(1, temperature)
+            "mean_difference": 2e-6,  # the same for the mean; for float32 and tiny models
+        }
+    )
+
+
+def _supervisor() -> ConfigDict:
+    return ConfigDict(
+        {
+            "max_restarts": 3,  # of a sampler that died; the next death stops the run
+            "heartbeat_s": 60.0,  # a process silent for so long is taken for hung and killed
+            "stop_timeout_s": 20.0,  # from SIGTERM to SIGKILL when stopping a child
+        }
+    )

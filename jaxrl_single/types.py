@@ -1,0 +1,236 @@
+"""The nouns of the host side: Task, Ticket, Trajectory. numpy only, no jax.
+
+A trajectory is one flat token sequence; `action_mask` says which tokens the policy sampled.
+There is no prompt/completion split, because an agent's episode alternates between the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+SPLITS = ("train", "eval")
+SOURCES = ("policy", "script")
+FINISH_REASONS = ("stop", "length", "cancelled")
+NOT_SAMPLED = -1  # policy_versions of tokens that no policy sampled
+LOGPROB_ROUNDING = 1e-5  # a log-prob may exceed 0 by float rounding only
+
+TOKEN_FIELDS = {
+    "tokens": np.int32,
+    "action_mask": np.bool_,
+    "rollout_logprobs": np.float32,
+    "policy_versions": np.int32,
+    "turn_ids": np.int32,
+    "rewards": np.float32,
+    "entropies": np.float32,
+    "segment_ids": np.int32,
+}
+
+
+class InvalidTrajectory(ValueError):
+    """A trajectory breaks an invariant; the message names the field and what is allowed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One question for the agent. `data` is whatever else its environment needs (JSON types)."""
+
+    id: str
+    question: str
+    answer: str
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """The trainer's order for one episode.
+
+    Attributes:
+      run_id: the run that issued it; a sampler refuses tickets of other runs.
+      number: counts up from 0 within the run, never reused; names the randomness of the episode.
+      attempt: 0, then 1, 2 ... when an episode failed and is tried again.
+      task: what to do.
+      split: "train" or "eval"; trajectories of "eval" are never trained.
+      temperature: of sampling; > 0.
+      policy_version: None = whatever the sampler serves at each token (training);
+        a number = every token is sampled from exactly that version (evaluation).
+      group_id: tickets with the same group share a task (group_size > 1), else == number.
+      purpose: which stage asked ("value_pretraining", "rl", "eval/<stage>@<step>").
+    """
+
+    run_id: str
+    number: int
+    attempt: int
+    task: Task
+    split: str = "train"
+    temperature: float = 1.0
+    policy_version: int | None = None
+    group_id: int = 0
+    purpose: str = "rl"
+
+    @property
+    def key(self) -> str:
+        """Name of the ticket's files; sorts in the order of issue."""
+        return f"{self.number:09d}-{self.attempt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeError:
+    """Why an episode has no reward. kind is "env", "reward", "sampler" or "limit"."""
+
+    kind: str
+    message: str  # the last line of the traceback first, then the traceback
+
+
+@dataclasses.dataclass
+class Trajectory:
+    """One recorded episode. Arrays are [T]; see DESIGN of the fields in `TOKEN_FIELDS`.
+
+    Attributes:
+      tokens: i32, the whole episode as the model saw it.
+      action_mask: True where the policy sampled the token.
+      rollout_logprobs: natural log of the probability under the distribution that was really
+        sampled (temperature included); meaningless where action_mask is False.
+      policy_versions: version of the weights that sampled the token, else NOT_SAMPLED.
+      turn_ids: 0, 1, ... the turn that the token belongs to; a turn is an action and the
+        observation before it.
+      rewards: reward per token; after `fold_rewards` it lies on action tokens only.
+      entropies: nats, full vocabulary, of the sampler at that token; 0 where not sampled.
+      segment_ids: 1, 2, ... a new segment starts where the context was rewritten.
+      reward: sum of the episode's rewards; None when `error` is set.
+      terminated: the environment ended the episode by its own rules.
+      truncated: a limit (turns, tokens, context) ended it; both may be False only for errors.
+      finish_reasons: one per turn, of FINISH_REASONS.
+      success: the evaluator's verdict, None when the environment gives none.
+      timings: seconds by name ("sampling", "environment", "total").
+      messages: [{"role", "content"}] for people; never used in training.
+    """
+
+    run_id: str
+    ticket: int
+    attempt: int
+    task_id: str
+    tokens: np.ndarray
+    action_mask: np.ndarray
+    rollout_logprobs: np.ndarray
+    policy_versions: np.ndarray
+    turn_ids: np.ndarray
+    rewards: np.ndarray
+    entropies: np.ndarray
+    segment_ids: np.ndarray
+    reward: float | None
+    terminated: bool
+    truncated: bool
+    group_id: int = 0
+    parent_id: str | None = None
+    fork_index: int = 0
+    split: str = "train"
+    source: str = "policy"
+    env: str = ""
+    purpose: str = "rl"
+    temperature: float = 1.0
+    success: bool | None = None
+    finish_reasons: tuple[str, ...] = ()
+    error: EpisodeError | None = None
+    timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    messages: tuple[dict[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"{self.ticket:09d}-{self.attempt}"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_actions(self) -> int:
+        """Sampled tokens."""
+        return int(self.action_mask.sum())
+
+    @property
+    def oldest_version(self) -> int:
+        """Smallest version among the sampled tokens; NOT_SAMPLED when there is none."""
+        versions = self.policy_versions[self.action_mask]
+        return int(versions.min()) if len(versions) else NOT_SAMPLED
+
+
+def validate(trajectory: Trajectory) -> None:
+    """Raises InvalidTrajectory unless the trajectory can be trained on or counted.
+
+    Called when a trajectory is written and again when it is read.
+    """
+    where = f"trajectory {trajectory.run_id}/{trajectory.key}"
+    length = len(trajectory.tokens)
+    for name, dtype in TOKEN_FIELDS.items():
+        array = getattr(trajectory, name)
+        if array.ndim != 1 or array.dtype != dtype or len(array) != length:
+            raise InvalidTrajectory(
+                f"{where}: {name} is {array.dtype}{list(array.shape)}, "
+                f"expected {np.dtype(dtype)}[{length}] as the tokens have"
+            )
+    if trajectory.split not in SPLITS or trajectory.source not in SOURCES:
+        raise InvalidTrajectory(
+            f"{where}: split {trajectory.split!r} and source {trajectory.source!r}, "
+            f"allowed are {SPLITS} and {SOURCES}"
+        )
+    if trajectory.error is not None:
+        if trajectory.reward is not None:
+            raise InvalidTrajectory(f"{where}: has an error and a reward; an error has none")
+        return
+    _validate_finished(trajectory, where)
+
+
+def _validate_finished(trajectory: Trajectory, where: str) -> None:
+    mask = trajectory.action_mask
+    if trajectory.reward is None or not np.isfinite(trajectory.reward):
+        raise InvalidTrajectory(f"{where}: reward is {trajectory.reward}, expected a finite number")
+    if not mask.any():
+        raise InvalidTrajectory(f"{where}: no token was sampled, so there is nothing to train")
+    if mask[0]:
+        raise InvalidTrajectory(f"{where}: the first token is an action; a prompt must come first")
+    if not (trajectory.terminated or trajectory.truncated):
+        raise InvalidTrajectory(f"{where}: neither terminated nor truncated, so it is unfinished")
+    if not trajectory.temperature > 0:
+        raise InvalidTrajectory(f"{where}: temperature {trajectory.temperature}, must be > 0")
+    if not np.isfinite(trajectory.rewards[mask]).all():
+        raise InvalidTrajectory(f"{where}: rewards of action tokens must be finite")
+    if trajectory.source == "policy":
+        logprobs = trajectory.rollout_logprobs[mask]
+        bad = ~np.isfinite(logprobs) | (logprobs > LOGPROB_ROUNDING)
+        if bad.any():
+            at = int(np.flatnonzero(mask)[bad][0])
+            raise InvalidTrajectory(
+                f"{where}: rollout_logprobs[{at}] is {trajectory.rollout_logprobs[at]}, "
+                "a sampled token has a finite log-probability <= 0"
+            )
+        if (trajectory.policy_versions[mask] < 0).any():
+            raise InvalidTrajectory(f"{where}: a sampled token carries no policy version")
+
+
+def fold_rewards(rewards: np.ndarray, action_mask: np.ndarray) -> np.ndarray:
+    """Moves each reward on an observation token to the nearest action token before it.
+
+    Args:
+      rewards: [T] float32.
+      action_mask: [T] bool.
+
+    Returns:
+      [T] float32 with the same sum and zeros where action_mask is False.
+
+    Raises:
+      InvalidTrajectory: a non-zero reward comes before the first action: nobody owns it.
+    """
+    folded = np.zeros_like(rewards)
+    owner = np.maximum.accumulate(np.where(action_mask, np.arange(len(rewards)), -1))
+    orphans = (owner < 0) & (rewards != 0)
+    if orphans.any():
+        at = int(np.flatnonzero(orphans)[0])
+        raise InvalidTrajectory(
+            f"reward {rewards[at]} at token {at} comes before the first action, so no action owns it"
+        )
+    owned = owner >= 0
+    np.add.at(folded, owner[owned], rewards[owned])
+    return folded

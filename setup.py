@@ -1,0 +1,46 @@
+"""Package jaxrl_single: single-rollout asynchronous RL for LLM agents in JAX."""
+
+from setuptools import find_packages, setup
+
+CORE = [
+    "absl-py>=2.1",
+    "aiohttp>=3.10",
+    "chex>=0.1.90",
+    "etils[epath]>=1.10",
+    "flax>=0.12.8",
+    "grain>=0.2.12",
+    "jax>=0.10",
+    "jinja2>=3.1",
+    "ml_collections>=1.0",
+    "numpy>=2.0",
+    "optax>=0.2.6",
+    "orbax-checkpoint>=0.11.30",
+    "rich>=13.9",
+    "safetensors>=0.5",
+    "tensorboardX>=2.6",
+    "tokenizers>=0.21",
+]
+EXTRAS = {
+    "tpu": ["jax[tpu]"],
+    "cuda": ["jax[cuda13]"],
+    "test": [
+        "hypothesis>=6.100",
+        "import-linter>=2.1",
+        "jaxtyping>=0.3",
+        "pytest>=8.3",
+        "pytest-xdist>=3.6",
+        "ruff>=0.9",
+    ],
+}
+EXTRAS["dev"] = EXTRAS["test"] + ["matplotlib>=3.9"]
+
+setup(
+    name="jaxrl_single",
+    version="0.1.0",
+    description="Single-rollout asynchronous reinforcement learning for LLM agents, in JAX",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["jaxrl_single", "jaxrl_single.*", "configs"]),
+    install_requires=CORE,
+    extras_require=EXTRAS,
+)
