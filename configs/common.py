@@ -44,7 +44,9 @@ def parse_arg(arg: str, **defaults: bool) -> dict[str, bool]:
     switches = dict(defaults)
     for name in filter(None, arg.split(",")):
         if name not in switches:
-            raise ValueError(f"unknown config switch {name!r}; this config knows {sorted(switches)}")
+            raise ValueError(
+                f"unknown config switch {name!r}; this config knows {sorted(switches)}"
+            )
         switches[name] = True
     return switches
 
@@ -62,7 +64,7 @@ def _model() -> ConfigDict:
 def _env() -> ConfigDict:
     return ConfigDict(
         {
-            "name": "calculator",  # a key of jaxrl_single/envs/table.py, or "package.module:factory"
+            "name": "calculator",  # in jaxrl_single/envs/table.py, or "package.module:factory"
             "tasks_file": "",  # JSONL with question, answer, optional id; empty = generated tasks
             "eval_tasks_file": "",  # the held-out ones of the same form; needed with tasks_file
             "num_operations": 2,  # dependent operations in a question, each needs one tool call
@@ -108,7 +110,7 @@ def _rl() -> ConfigDict:
     return ConfigDict(
         {
             "num_steps": 150,  # policy updates; may be raised on a rerun of the same workdir
-            "critic_only_steps": 10,  # of them at the start, that update the critic alone (SAO §4.1)
+            "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
             "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
             "critic_first": True,  # advantages come from the critic after its update on this batch
             "discount": 1.0,  # per action token
@@ -168,8 +170,8 @@ def _sampler() -> ConfigDict:
             "prefill_rows": 16,  # episodes prefilled per dispatch
             "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
             "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
-            "devices": "",  # visible accelerators of the sampler, "4,5"; empty = see trainer.devices
-            "memory_fraction": 0.45,  # of an accelerator's memory, when trainer and sampler share it
+            "devices": "",  # chips of the sampler, "4,5"; "cpu"; empty = second half
+            "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process
         }
     )
 
@@ -200,8 +202,8 @@ def _trainer() -> ConfigDict:
     return ConfigDict(
         {
             "mesh": {"data": 1, "fsdp": 1, "tensor": 1, "expert": 1, "context": 1},  # axis sizes
-            "devices": "",  # visible accelerators of the trainer, "0,1,2,3"; empty = all
-            "memory_fraction": 0.45,  # of an accelerator's memory, when trainer and sampler share it
+            "devices": "",  # chips of the trainer, "0,1"; empty = first half
+            "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process
             "log_every": 1,  # steps between lines of metrics.jsonl
             "no_progress_s": 300.0,  # no trajectory for so long stops the run with an error
         }

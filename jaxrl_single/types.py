@@ -229,7 +229,7 @@ def fold_rewards(rewards: np.ndarray, action_mask: np.ndarray) -> np.ndarray:
     if orphans.any():
         at = int(np.flatnonzero(orphans)[0])
         raise InvalidTrajectory(
-            f"reward {rewards[at]} at token {at} comes before the first action, so no action owns it"
+            f"reward {rewards[at]} at token {at} precedes the first action, so no action owns it"
         )
     owned = owner >= 0
     np.add.at(folded, owner[owned], rewards[owned])

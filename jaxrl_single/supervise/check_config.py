@@ -1,0 +1,120 @@
+"""Checks of a config that need no device: values that are not allowed, fields that contradict.
+
+Unknown field names never get this far: the config is locked and the flag parser names the
+nearest valid one.
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+CHOICES = {
+    "mode": ("local", "sync"),
+    "sampler.swap": ("keep", "recompute"),
+    "rollout.on_limit": ("terminal", "bootstrap", "mask"),
+    "model.dtype": ("float32", "bfloat16"),
+}
+POSITIVE = (
+    "env.max_turns",
+    "env.max_turn_tokens",
+    "env.max_tokens",
+    "rl.num_critic_steps",
+    "rl.group_size",
+    "rl.lambda_alpha",
+    "batch.num_trajectories",
+    "batch.row_length",
+    "batch.rows_per_micro_batch",
+    "sampler.num_slots",
+    "sampler.decode_chunk",
+    "sampler.prefill_rows",
+    "rollout.temperature",
+    "rollout.max_in_flight",
+    "rollout.max_attempts",
+    "rollout.max_consecutive_errors",
+    "eval.num_tasks",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "weights.keep",
+)
+NOT_NEGATIVE = (
+    "warm_start.num_steps",
+    "value_pretraining.max_steps",
+    "rl.num_steps",
+    "rl.critic_only_steps",
+    "rl.max_staleness",
+    "sync.lag",
+    "eval.every_steps",
+    "supervisor.max_restarts",
+)
+
+
+class ConfigError(ValueError):
+    """The config can't be run; the message lists every problem, one a line."""
+
+
+def check(config: ConfigDict) -> None:
+    """Raises ConfigError with all problems at once, each with the field and what is allowed."""
+    problems = [*_ranges(config), *_contradictions(config)]
+    if problems:
+        raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _field(config: ConfigDict, path: str):
+    for name in path.split("."):
+        config = config[name]
+    return config
+
+
+def _ranges(config: ConfigDict) -> Iterator[str]:
+    for path, allowed in CHOICES.items():
+        value = _field(config, path)
+        if value not in allowed:
+            yield f"{path} is {value!r}, allowed are {', '.join(allowed)}"
+    for path in POSITIVE:
+        if not _field(config, path) > 0:
+            yield f"{path} is {_field(config, path)}, must be greater than 0"
+    for path in NOT_NEGATIVE:
+        if _field(config, path) < 0:
+            yield f"{path} is {_field(config, path)}, must not be negative"
+    if not 0 <= config.warm_start.mistake_rate <= 1:
+        yield f"warm_start.mistake_rate is {config.warm_start.mistake_rate}, must be in [0, 1]"
+    if not 0 < config.value_pretraining.held_out_fraction < 1:
+        yield "value_pretraining.held_out_fraction must lie between 0 and 1"
+    if not 0 < config.rl.discount <= 1:
+        yield f"rl.discount is {config.rl.discount}, must be in (0, 1]"
+
+
+def _contradictions(config: ConfigDict) -> Iterator[str]:
+    batch, env, sampler = config.batch, config.env, config.sampler
+    if env.max_tokens > batch.row_length:
+        yield (
+            f"env.max_tokens ({env.max_tokens}) exceeds batch.row_length ({batch.row_length}): "
+            "the longest episode would not fit a row"
+        )
+    for rows in batch.row_buckets:
+        if rows % batch.rows_per_micro_batch:
+            yield (
+                f"batch.row_buckets holds {rows}, not a multiple of "
+                f"batch.rows_per_micro_batch ({batch.rows_per_micro_batch})"
+            )
+    if max(batch.row_buckets) < batch.num_trajectories:
+        yield (
+            f"the largest of batch.row_buckets ({max(batch.row_buckets)}) is below "
+            f"batch.num_trajectories ({batch.num_trajectories}): long episodes would not fit"
+        )
+    if config.rl.group_size > 0 and batch.num_trajectories % config.rl.group_size:
+        yield "batch.num_trajectories must be a multiple of rl.group_size"
+    if config.rollout.max_in_flight > sampler.num_slots:
+        yield (
+            f"rollout.max_in_flight ({config.rollout.max_in_flight}) exceeds sampler.num_slots "
+            f"({sampler.num_slots}): an episode keeps its slot between turns"
+        )
+    if config.sync.lag > config.rl.max_staleness:
+        yield (
+            f"sync.lag ({config.sync.lag}) exceeds rl.max_staleness ({config.rl.max_staleness}): "
+            "every trajectory would be dropped"
+        )
+    if config.mode == "local" and config.rl.max_staleness == 0:
+        yield "rl.max_staleness is 0, which asynchronous training can't meet; use mode=sync"
+    if bool(env.tasks_file) != bool(env.eval_tasks_file):
+        yield "env.tasks_file and env.eval_tasks_file are needed together (training, held-out)"

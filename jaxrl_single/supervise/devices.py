@@ -1,0 +1,118 @@
+"""Who gets which accelerator: environment variables, set before a child imports jax.
+
+CPU: both processes share the cores. Several GPUs or TPU chips: `trainer.devices` and
+`sampler.devices` name the chips of each. One GPU: both share it, each with its memory fraction.
+One TPU chip can be held by one process only: the sampler goes to the CPU when its devices are
+"cpu", else the run falls back to `sync`.
+"""
+
+import dataclasses
+import glob
+import os
+
+VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
+
+
+class DeviceError(ValueError):
+    """The requested split of devices is impossible; the message says what to change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DevicePlan:
+    """What `plan` decided.
+
+    Attributes:
+      mode: "local", or "sync" when two processes can't share what there is.
+      trainer_env, sampler_env: variables to add to the environment of each process.
+      message: one line for people.
+    """
+
+    mode: str
+    trainer_env: dict[str, str]
+    sampler_env: dict[str, str]
+    message: str
+
+
+def detect() -> tuple[str, int]:
+    """(platform, chips) without importing jax; JAX_PLATFORMS=cpu wins over what is plugged in."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        return "cpu", 1
+    gpus = glob.glob("/dev/nvidia[0-9]*")
+    if gpus:
+        visible = os.environ.get(VISIBLE["gpu"])
+        return "gpu", len(visible.split(",")) if visible else len(gpus)
+    chips = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
+    return ("tpu", len(chips)) if chips else ("cpu", 1)
+
+
+def plan(
+    mode: str,
+    platform: str,
+    count: int,
+    *,
+    trainer_devices: str,
+    sampler_devices: str,
+    trainer_memory: float,
+    sampler_memory: float,
+) -> DevicePlan:
+    """Splits `count` chips of a platform between trainer and sampler.
+
+    Raises:
+      DeviceError: chips named twice, chips that don't exist, or only one side named.
+    """
+    if mode == "sync" or platform == "cpu":
+        where = "CPU" if platform == "cpu" else f"{platform.upper()}, one process"
+        return DevicePlan(mode, {}, {}, f"devices: {where}")
+    if sampler_devices == "cpu":
+        message = f"devices: trainer on {count} {platform.upper()}, sampler on CPU"
+        return DevicePlan(mode, {}, {"JAX_PLATFORMS": "cpu"}, message)
+    if count == 1:
+        return _share_one(platform, trainer_memory, sampler_memory)
+    trainer, sampler = _split(count, trainer_devices, sampler_devices)
+    variable = VISIBLE[platform]
+    return DevicePlan(
+        mode,
+        {variable: trainer},
+        {variable: sampler},
+        f"devices: {platform.upper()} {trainer} for the trainer, {sampler} for the sampler",
+    )
+
+
+def _share_one(platform: str, trainer_memory: float, sampler_memory: float) -> DevicePlan:
+    if platform == "tpu":
+        message = (
+            "devices: one TPU chip serves one process only, so this run falls back to mode=sync; "
+            "set sampler.devices=cpu to stay asynchronous"
+        )
+        return DevicePlan("sync", {}, {}, message)
+    if trainer_memory + sampler_memory > 1:
+        raise DeviceError(
+            f"trainer.memory_fraction + sampler.memory_fraction = "
+            f"{trainer_memory + sampler_memory:.2f} on one GPU; they must sum to at most 1"
+        )
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    message = f"devices: one GPU shared, memory {trainer_memory} trainer, {sampler_memory} sampler"
+    return DevicePlan("local", {name: str(trainer_memory)}, {name: str(sampler_memory)}, message)
+
+
+def _split(count: int, trainer_devices: str, sampler_devices: str) -> tuple[str, str]:
+    """Default: the first half trains, the second half samples."""
+    if bool(trainer_devices) != bool(sampler_devices):
+        raise DeviceError(
+            "trainer.devices and sampler.devices are needed together, e.g. "
+            "--config.trainer.devices=0,1 --config.sampler.devices=2,3"
+        )
+    if not trainer_devices:
+        half = count // 2
+        return ",".join(map(str, range(half))), ",".join(map(str, range(half, count)))
+    trainer, sampler = trainer_devices.split(","), sampler_devices.split(",")
+    twice = sorted(set(trainer) & set(sampler))
+    if twice:
+        raise DeviceError(f"devices {', '.join(twice)} are given to trainer and sampler both")
+    valid = {str(chip) for chip in range(count)}
+    unknown = sorted(set(trainer + sampler) - valid)
+    if unknown:
+        raise DeviceError(
+            f"there is no device {', '.join(unknown)}; this machine has 0 to {count - 1}"
+        )
+    return ",".join(trainer), ",".join(sampler)

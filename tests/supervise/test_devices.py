@@ -1,0 +1,57 @@
+import pytest
+
+from jaxrl_single.supervise import devices
+
+
+def plan(mode, platform, count, **changes):
+    fields = dict(trainer_devices="", sampler_devices="", trainer_memory=0.45, sampler_memory=0.45)
+    return devices.plan(mode, platform, count, **{**fields, **changes})
+
+
+def test_several_chips_are_split_in_halves_by_default():
+    result = plan("local", "gpu", 8)
+    assert result.trainer_env == {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert result.sampler_env == {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+
+
+def test_named_chips_are_used():
+    result = plan("local", "tpu", 4, trainer_devices="0,1,2", sampler_devices="3")
+    assert result.trainer_env == {"TPU_VISIBLE_CHIPS": "0,1,2"}
+    assert result.sampler_env == {"TPU_VISIBLE_CHIPS": "3"}
+
+
+def test_one_gpu_is_shared_by_memory_fraction():
+    result = plan("local", "gpu", 1, trainer_memory=0.6, sampler_memory=0.3)
+    assert result.mode == "local"
+    assert result.trainer_env == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
+    assert result.sampler_env == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}
+
+
+def test_one_tpu_chip_falls_back_to_sync_unless_the_sampler_goes_to_cpu():
+    assert plan("local", "tpu", 1).mode == "sync"
+    on_cpu = plan("local", "tpu", 1, sampler_devices="cpu")
+    assert (on_cpu.mode, on_cpu.sampler_env) == ("local", {"JAX_PLATFORMS": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(trainer_devices="0,1", sampler_devices="1"), "both"),
+        (dict(trainer_devices="0,9", sampler_devices="1"), "no device 9"),
+        (dict(trainer_devices="0"), "together"),
+    ],
+)
+def test_impossible_splits_say_what_to_change(changes, words):
+    with pytest.raises(devices.DeviceError, match=words):
+        plan("local", "gpu", 4, **changes)
+
+
+def test_memory_fractions_of_one_gpu_must_fit():
+    with pytest.raises(devices.DeviceError, match="at most 1"):
+        plan("local", "gpu", 1, trainer_memory=0.7, sampler_memory=0.5)
+
+
+def test_cpu_needs_no_variables(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert devices.detect() == ("cpu", 1)
+    assert plan("local", "cpu", 1).trainer_env == {}
