@@ -1,0 +1,73 @@
+"""The wire's messages survive JSON exactly, and broken ones are refused with their field."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_single import wire
+
+REQUEST = wire.Request(
+    session="000000007-1",
+    ticket=7,
+    attempt=1,
+    turn=2,
+    tokens=[1, 5, 9],
+    max_new_tokens=4,
+    stop_token_ids=(6, 2),
+    temperature=0.7,
+)
+COMPLETION = wire.Completion(
+    tokens=[3, 6],
+    logprobs=[float(np.float32(-0.1)), float(np.float32(-1e-7))],
+    entropies=[0.0, float(np.float32(3.3))],
+    policy_versions=[4, 5],
+    finish_reason="stop",
+)
+
+
+def test_request_and_completion_survive_json_exactly():
+    request = json.loads(json.dumps(wire.request_to_json(REQUEST)))
+    assert wire.request_from_json(request) == REQUEST
+    completion = json.loads(json.dumps(wire.completion_to_json(COMPLETION)))
+    assert wire.completion_from_json(completion) == COMPLETION
+    assert np.float32(wire.completion_from_json(completion).logprobs[0]) == np.float32(-0.1)
+
+
+def test_numpy_ids_become_json():
+    request = wire.Request("s", 0, 0, 0, list(np.arange(1, 4, dtype=np.int32)), 1, (6,))
+    assert json.loads(json.dumps(wire.request_to_json(request)))["tokens"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokens": [1, "2"]}, "tokens"),
+        ({"tokens": [True]}, "tokens"),
+        ({"ticket": 1.5}, "ticket"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 3}, "unknown fields .*max_tokens"),
+    ],
+)
+def test_a_broken_request_names_its_field(change, named):
+    with pytest.raises(wire.InvalidMessage, match=named):
+        wire.request_from_json(wire.request_to_json(REQUEST) | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"logprobs": [0.0]}, "logprobs has 1 entries for 2 tokens"),
+        ({"finish_reason": "eos"}, "'eos'.*allowed are"),
+        ({"policy_versions": [1, None]}, "policy_versions"),
+    ],
+)
+def test_a_broken_completion_names_its_field(change, named):
+    with pytest.raises(wire.InvalidMessage, match=named):
+        wire.completion_from_json(wire.completion_to_json(COMPLETION) | change)
+
+
+@pytest.mark.parametrize("message", [None, [], "request", {"session": "s"}])
+def test_other_json_is_refused(message):
+    with pytest.raises(wire.InvalidMessage):
+        wire.request_from_json(message)
