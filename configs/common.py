@@ -51,6 +51,22 @@ def parse_arg(arg: str, **defaults: bool) -> dict[str, bool]:
     return switches
 
 
+def shrink(config: ConfigDict) -> None:
+    """Makes any config run in seconds on CPU: every stage and code path, hardly any learning."""
+    config.model.size = "tiny_moe" if "moe" in config.model.size else "tiny"
+    config.warm_start.update({"num_demonstrations": 64, "num_steps": 4, "batch_size": 16})
+    config.value_pretraining.update({"num_trajectories": 16, "max_steps": 4, "eval_every": 2})
+    config.rl.update({"num_steps": 4, "critic_only_steps": 1})
+    config.batch.update(
+        {"num_trajectories": 8, "rows_per_micro_batch": 4, "row_buckets": (8,), "row_length": 96}
+    )
+    config.env.max_tokens = 96
+    config.sampler.update({"num_slots": 8, "prefill_rows": 4})
+    config.rollout.max_in_flight = 8
+    config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
+    config.checkpoint.every_steps = 2
+
+
 def _model() -> ConfigDict:
     return ConfigDict(
         {

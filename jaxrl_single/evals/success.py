@@ -1,4 +1,4 @@
-"""Success rate with a confidence interval. Errors are not failures: they are left out and counted."""
+"""Success rate with a confidence interval; errors are left out and counted, not failures."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def measure(verdicts: list[bool | None]) -> Success:
 def wilson_interval(successes: int, n: int, *, z: float = Z_95) -> tuple[float, float]:
     """Wilson's score interval of a binomial proportion (Wilson 1927, eq. 1); n >= 1.
 
-    Unlike the normal approximation it stays within [0, 1] and does not collapse at 0 or n successes.
+    Unlike the normal approximation it stays within [0, 1] and has a width at 0 and n successes.
     """
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
