@@ -1,0 +1,239 @@
+"""Trajectories -> TokenBatch: first-fit into rows of one length, few static shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_single import types
+from jaxrl_single.data import token_batch
+
+ON_LIMIT = ("terminal", "bootstrap", "mask")
+
+_COPIED = {  # per-token arrays taken from the trajectory as they are, and their dtype
+    "tokens": np.int32,
+    "action_mask": np.bool_,
+    "rollout_logprobs": np.float32,
+    "rewards": np.float32,
+    "turn_ids": np.int32,
+    "policy_versions": np.int32,
+    "entropies": np.float32,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """Consecutive segments of one trajectory that lie in one row."""
+
+    source: int  # place in the list given to `pack`
+    start: int  # first token within the trajectory
+    stop: int
+
+
+def pack(
+    trajectories: Sequence[types.Trajectory],
+    *,
+    num_trajectories: int,
+    row_length: int,
+    rows_per_micro_batch: int,
+    row_buckets: Sequence[int],
+    on_limit: str,
+) -> token_batch.TokenBatch:
+    """Packs trajectories into a TokenBatch of numpy arrays.
+
+    Rows are filled first-fit, longest trajectory first, so the order within the batch is not the
+    order given; `source_index` leads back. The number of rows is the smallest of
+    `row_buckets` that holds everything. A trajectory longer than a row is possible only when it
+    has several segments: it then gets rows of its own.
+
+    Args:
+      trajectories: finished, of split "train", at most `num_trajectories`; fewer leave invalid
+        slots, none gives a batch with nothing to train.
+      num_trajectories: slots, the static N.
+      row_length: tokens of a row, T.
+      rows_per_micro_batch: B.
+      row_buckets: allowed numbers of rows, each a multiple of B.
+      on_limit: what a trajectory cut by a limit (`truncated` and not `terminated`) means:
+        "terminal" it ended there; "bootstrap" the critic's value stands for the rest;
+        "mask" its tokens do not enter the loss.
+
+    Raises:
+      ValueError: what does not fit or may not be trained; names the config field to change.
+    """
+    _check_settings(num_trajectories, rows_per_micro_batch, row_buckets, on_limit)
+    if len(trajectories) > num_trajectories:
+        raise ValueError(
+            f"{len(trajectories)} trajectories for batch.num_trajectories={num_trajectories}; "
+            "raise batch.num_trajectories or pass fewer"
+        )
+    for trajectory in trajectories:
+        _check_trainable(trajectory)
+    rows = _fill_rows(trajectories, row_length)
+    num_rows = _bucket(len(rows), row_buckets, row_length)
+    arrays = _token_arrays(trajectories, rows, num_rows, row_length, on_limit)
+    facts = _trajectory_arrays(trajectories, arrays, num_trajectories, on_limit)
+    shape = (num_rows // rows_per_micro_batch, rows_per_micro_batch, row_length)
+    tokens = {name: array.reshape(shape) for name, array in arrays.items() if name != "source"}
+    return token_batch.TokenBatch(**tokens, **facts)
+
+
+def _check_settings(num_trajectories, rows_per_micro_batch, row_buckets, on_limit) -> None:
+    if on_limit not in ON_LIMIT:
+        raise ValueError(f"rollout.on_limit is {on_limit!r}, allowed are {ON_LIMIT}")
+    if num_trajectories < 1:
+        raise ValueError(f"batch.num_trajectories is {num_trajectories}, must be at least 1")
+    uneven = [rows for rows in row_buckets if rows < 1 or rows % rows_per_micro_batch]
+    if uneven or not row_buckets:
+        raise ValueError(
+            f"batch.row_buckets={tuple(row_buckets)} must hold positive multiples of "
+            f"batch.rows_per_micro_batch={rows_per_micro_batch}"
+        )
+
+
+def _check_trainable(trajectory: types.Trajectory) -> None:
+    where = f"trajectory {trajectory.run_id}/{trajectory.key}"
+    if trajectory.error is not None:
+        raise ValueError(f"{where} is an error ({trajectory.error.kind}); errors are never trained")
+    if trajectory.split != "train":
+        raise ValueError(f"{where} is of split {trajectory.split!r}; only 'train' is trained")
+    segments = trajectory.segment_ids
+    opens = np.diff(segments, prepend=segments[0] - 1) != 0
+    if (opens & trajectory.action_mask).any():
+        at = int(np.flatnonzero(opens & trajectory.action_mask)[0])
+        raise ValueError(
+            f"{where}: token {at} opens a segment and is an action, so nothing precedes it that "
+            "the policy could have read; a segment must begin with a token of its context"
+        )
+
+
+def _fill_rows(trajectories: Sequence[types.Trajectory], row_length: int) -> list[list[_Piece]]:
+    """First-fit decreasing. Pieces of a long trajectory stay neighbours in the stream."""
+    rows: list[list[_Piece]] = []
+    free: list[int] = []
+    order = sorted(range(len(trajectories)), key=lambda i: -trajectories[i].num_tokens)
+    for source in order:
+        pieces = _pieces(source, trajectories[source], row_length)
+        length = pieces[0].stop - pieces[0].start
+        fit = next((row for row, left in enumerate(free) if left >= length), None)
+        if len(pieces) == 1 and fit is not None:
+            rows[fit].append(pieces[0])
+            free[fit] -= length
+            continue
+        for piece in pieces:
+            rows.append([piece])
+            # Another trajectory in the middle of this one would break the order of the stream.
+            is_last = piece is pieces[-1]
+            free.append(row_length - (piece.stop - piece.start) if is_last else 0)
+    return rows
+
+
+def _pieces(source: int, trajectory: types.Trajectory, row_length: int) -> list[_Piece]:
+    """The fewest pieces of whole segments that each fit into a row."""
+    segments = trajectory.segment_ids
+    starts = np.flatnonzero(np.diff(segments, prepend=segments[0] - 1))
+    stops = np.append(starts[1:], len(segments))
+    pieces: list[_Piece] = []
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        if stop - start > row_length:
+            raise ValueError(
+                f"trajectory {trajectory.run_id}/{trajectory.key} has {stop - start} tokens in one "
+                f"segment, but batch.row_length={row_length}; raise batch.row_length or lower "
+                "env.max_tokens"
+            )
+        if pieces and stop - pieces[-1].start <= row_length:
+            pieces[-1] = dataclasses.replace(pieces[-1], stop=stop)
+        else:
+            pieces.append(_Piece(source, start, stop))
+    return pieces
+
+
+def _bucket(num_rows: int, row_buckets: Sequence[int], row_length: int) -> int:
+    for rows in sorted(row_buckets):
+        if num_rows <= rows:
+            return rows
+    raise ValueError(
+        f"the trajectories need {num_rows} rows of batch.row_length={row_length}, the largest of "
+        f"batch.row_buckets is {max(row_buckets)}; add a larger bucket"
+    )
+
+
+def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: str):
+    """Arrays [num_rows, row_length], with `source` (place in the list) besides the fields."""
+    shape = (num_rows, row_length)
+    arrays = {name: np.zeros(shape, dtype) for name, dtype in _COPIED.items()}
+    arrays["policy_versions"][:] = types.NOT_SAMPLED
+    arrays["temperature"] = np.ones(shape, np.float32)
+    arrays["loss_mask"] = np.zeros(shape, np.bool_)
+    arrays["positions"] = np.zeros(shape, np.int32)
+    arrays["segment_ids"] = np.zeros(shape, np.int32)
+    arrays["trajectory_index"] = np.full(shape, token_batch.PADDING, np.int32)
+    arrays["source"] = np.full(shape, -1, np.int32)
+    index_of: dict[int, int] = {}
+    for row, pieces in enumerate(rows):
+        column, segment = 0, 0
+        for piece in pieces:
+            trajectory = trajectories[piece.source]
+            there = (row, slice(column, column + piece.stop - piece.start))
+            here = slice(piece.start, piece.stop)
+            for name in _COPIED:
+                arrays[name][there] = getattr(trajectory, name)[here]
+            if not (on_limit == "mask" and _was_cut(trajectory)):
+                arrays["loss_mask"][there] = trajectory.action_mask[here]
+            opened, positions = _segments(trajectory.segment_ids[here])
+            arrays["segment_ids"][there] = segment + opened
+            arrays["positions"][there] = positions
+            arrays["temperature"][there] = trajectory.temperature
+            arrays["trajectory_index"][there] = index_of.setdefault(piece.source, len(index_of))
+            arrays["source"][there] = piece.source
+            segment += int(opened[-1])
+            column += piece.stop - piece.start
+    return arrays
+
+
+def _segments(segment_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers the segments 1, 2, ... and the tokens of each 0, 1, ..."""
+    opens = np.diff(segment_ids, prepend=segment_ids[0] - 1) != 0
+    places = np.arange(len(segment_ids))
+    return np.cumsum(opens), places - np.maximum.accumulate(np.where(opens, places, 0))
+
+
+def _trajectory_arrays(trajectories, arrays, num_trajectories: int, on_limit: str):
+    """The fields [N], in the order of `trajectory_index`."""
+    index, source = arrays["trajectory_index"].ravel(), arrays["source"].ravel()
+    used = len(trajectories)
+    last_token = np.zeros(num_trajectories, np.int32)
+    source_index = np.full(num_trajectories, -1, np.int32)
+    real = np.flatnonzero(index >= 0)
+    last_token[index[real]] = real  # later assignments win, so the last token stays
+    source_index[index[real]] = source[real]
+    ordered = [trajectories[i] for i in source_index[:used]]
+
+    def column(values, dtype, fill=0):
+        return np.array([*values, *[fill] * (num_trajectories - used)], dtype)
+
+    cut = [_was_cut(trajectory) for trajectory in ordered]
+    bootstrap = column([on_limit == "bootstrap" and flag for flag in cut], np.bool_)
+    valid = column([True] * used, np.bool_)
+    return {
+        "reward": column([trajectory.reward for trajectory in ordered], np.float32),
+        "group": column(_numbered([t.group_id for t in ordered]), np.int32, fill=-1),
+        "task": column(_numbered([t.task_id for t in ordered]), np.int32, fill=-1),
+        "terminated": valid & ~bootstrap,
+        "bootstrap": bootstrap,
+        "length": column([trajectory.num_actions for trajectory in ordered], np.int32),
+        "last_token": last_token,
+        "source_index": source_index,
+        "valid": valid,
+    }
+
+
+def _was_cut(trajectory: types.Trajectory) -> bool:
+    return trajectory.truncated and not trajectory.terminated
+
+
+def _numbered(names: list) -> list[int]:
+    """Replaces equal names by equal numbers 0, 1, ... in order of appearance."""
+    numbers: dict = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]

@@ -1,0 +1,128 @@
+"""TokenBatch: what one train step reads, as a pytree of arrays with static shapes.
+
+Letters: M micro-batches, B rows of a micro-batch, T tokens of a row, N trajectories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = Any  # numpy on the host, jax.Array on the device; the same class serves both
+
+PADDING = -1  # trajectory_index of tokens that belong to nobody
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenBatch:
+    """Packed rows, left-aligned, and facts about each trajectory.
+
+    Reading the tokens row by row (all of micro-batch 0, then 1, ...) gives the *stream*: the tokens
+    of a trajectory follow one another in it, trajectories come in the order of their index, and
+    padding may lie between. Recursions (advantages) run over the stream; attention and
+    positions are bounded by `segment_ids`. A trajectory may own several segments.
+
+    Per token [M, B, T] (a micro-batch taken by `micro_batch` has [B, T]):
+      tokens: i32.
+      positions: i32, 0, 1, ... within the segment.
+      segment_ids: i32, 0 = padding, else unique within the row.
+      trajectory_index: i32, position in the per-trajectory arrays, -1 on padding.
+      action_mask: bool, the policy sampled the token.
+      loss_mask: bool, the token enters the loss: sampled, and not dropped by `on_limit`.
+      rollout_logprobs: f32, as recorded by the sampler.
+      rewards: f32, on action tokens.
+      turn_ids: i32.
+      policy_versions: i32, of the weights that sampled the token, -1 elsewhere.
+      entropies: f32 nats, of the sampler.
+      temperature: f32, at which the token was sampled.
+
+    Per trajectory [N]:
+      reward: f32, sum over the episode.
+      group, task: i32, the same number = the same group (task) within the batch, else -1.
+      terminated: bool, nothing comes after the last token (after `on_limit`).
+      bootstrap: bool, the value after the last token stands for what would have come.
+      length: i32, action tokens.
+      last_token: i32, place of its last token in the stream; 0 where not valid.
+      source_index: i32, place in the list that was packed; -1 where not valid.
+      valid: bool, the slot holds a trajectory.
+
+    Optional per token, None when the algorithm does not ask for them: proximal_logprobs,
+    ref_logprobs [M, B, T]; aux, topk, expert_ids with further axes.
+    """
+
+    tokens: Array
+    positions: Array
+    segment_ids: Array
+    trajectory_index: Array
+    action_mask: Array
+    loss_mask: Array
+    rollout_logprobs: Array
+    rewards: Array
+    turn_ids: Array
+    policy_versions: Array
+    entropies: Array
+    temperature: Array
+    reward: Array
+    group: Array
+    task: Array
+    terminated: Array
+    bootstrap: Array
+    length: Array
+    last_token: Array
+    source_index: Array
+    valid: Array
+    proximal_logprobs: Array | None = None
+    ref_logprobs: Array | None = None
+    aux: Array | None = None
+    topk: Array | None = None
+    expert_ids: Array | None = None
+
+    @property
+    def num_trajectories(self) -> int:
+        """N, a static number: slots for trajectories, not how many are valid."""
+        return self.valid.shape[-1]
+
+
+TRAJECTORY_FIELDS = frozenset(
+    (
+        "reward",
+        "group",
+        "task",
+        "terminated",
+        "bootstrap",
+        "length",
+        "last_token",
+        "source_index",
+        "valid",
+    )
+)
+
+
+def token_fields(batch: TokenBatch) -> dict[str, Array]:
+    """The per-token arrays by name, without the optional ones that are None."""
+    arrays = {
+        field.name: getattr(batch, field.name)
+        for field in dataclasses.fields(batch)
+        if field.name not in TRAJECTORY_FIELDS
+    }
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def map_tokens(function, batch: TokenBatch) -> TokenBatch:
+    """Applies `function` to each per-token array; the per-trajectory ones stay as they are."""
+    changed = {name: function(array) for name, array in token_fields(batch).items()}
+    return dataclasses.replace(batch, **changed)
+
+
+def micro_batch(batch: TokenBatch, index: Any) -> TokenBatch:
+    """The micro-batch at `index` (an int or a traced i32): per-token arrays become [B, T]."""
+    return map_tokens(lambda array: array[index], batch)
+
+
+def num_loss_tokens(batch: TokenBatch) -> int:
+    """Host-side count of the tokens that enter the loss."""
+    return int(np.asarray(batch.loss_mask).sum())

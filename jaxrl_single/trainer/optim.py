@@ -1,0 +1,179 @@
+"""Which parameters train, and how: ordered (regex, label) rules over parameter paths.
+
+Frozen leaves never meet the optimiser: gradients are taken with respect to the trained leaves
+only, so a frozen leaf has no weight gradient, no slot and no decay.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Params = dict[str, Any]  # nested dict of arrays
+
+FROZEN = "frozen"
+ALL_TRAIN = ((".*", "train"),)  # rules that freeze nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A transformation of the gradients of the trained leaves, and which leaves these are.
+
+    Attributes:
+      labels: the tree of the parameters with a label at each leaf.
+      transform: works on the tree that `trainable(params, labels)` gives.
+    """
+
+    labels: Params
+    transform: optax.GradientTransformation
+
+    def init(self, params: Params) -> optax.OptState:
+        return self.transform.init(trainable(params, self.labels))
+
+
+def build(
+    params: Params,
+    *,
+    rules: Sequence[tuple[str, str]],
+    transforms: Mapping[str, optax.GradientTransformation],
+    clip_norm: float,
+) -> Optimizer:
+    """Labels each parameter by the first rule that matches its whole path.
+
+    Args:
+      params: arrays or shapes.
+      rules: ordered (regex, label); a label is "frozen" or a key of `transforms`.
+      transforms: what happens to the gradients of each label, after clipping.
+      clip_norm: of the global norm over all trained leaves together; 0 = no clipping.
+
+    Raises:
+      ValueError: a parameter matches no rule, a label is unknown, or nothing trains.
+    """
+    labels = label(params, rules)
+    used = set(jax.tree.leaves(labels)) - {FROZEN}
+    if unknown := used - set(transforms):
+        raise ValueError(
+            f"parameter rules use the labels {sorted(unknown)}; allowed are {FROZEN!r} and "
+            f"{sorted(transforms)}"
+        )
+    if not used:
+        raise ValueError(f"the rules {tuple(rules)} freeze every parameter; nothing would train")
+    chosen = {name: transforms[name] for name in sorted(used)}
+    transform = optax.multi_transform(chosen, trainable(labels, labels))
+    if clip_norm > 0:
+        transform = optax.chain(optax.clip_by_global_norm(clip_norm), transform)
+    return Optimizer(labels=labels, transform=transform)
+
+
+def adamw(
+    learning_rate: float | Callable[[jax.Array], jax.Array],
+    *,
+    b1: float,
+    b2: float,
+    weight_decay: float,
+) -> optax.GradientTransformation:
+    """AdamW, eps 1e-8, decay on every leaf it is given. Moments are float32 like the losses."""
+    return optax.adamw(
+        learning_rate, b1=b1, b2=b2, eps=1e-8, weight_decay=weight_decay, mu_dtype=jnp.float32
+    )
+
+
+def warmup(peak: float, *, warmup_steps: int) -> Callable[[jax.Array], jax.Array]:
+    """Linear from peak / warmup_steps at the first update to `peak`, then constant."""
+
+    def schedule(count):
+        return peak * jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
+
+    return schedule
+
+
+def warmup_cosine(
+    peak: float, *, num_steps: int, warmup_fraction: float, final_fraction: float
+) -> Callable[[jax.Array], jax.Array]:
+    """Linear warm-up, then cosine to `final_fraction` x peak at the last of `num_steps` updates."""
+    warmup_steps = max(1, round(warmup_fraction * num_steps))
+
+    def schedule(count):
+        rise = (count + 1) / warmup_steps
+        progress = jnp.clip((count + 1 - warmup_steps) / max(1, num_steps - warmup_steps), 0, 1)
+        fall = final_fraction + (1 - final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        return peak * jnp.minimum(rise, fall)
+
+    return schedule
+
+
+def label(params: Params, rules: Sequence[tuple[str, str]]) -> Params:
+    """The tree of labels; first rule that matches the whole path ("layers/attention/q_proj") wins.
+
+    Raises:
+      ValueError: parameters without a rule, by path.
+    """
+    unmatched = []
+
+    def choose(path, _):
+        name = path_name(path)
+        for pattern, chosen in rules:
+            if re.fullmatch(pattern, name):
+                return chosen
+        unmatched.append(name)
+        return FROZEN
+
+    labels = jax.tree_util.tree_map_with_path(choose, params)
+    if unmatched:
+        raise ValueError(
+            f"no rule matches the parameters {unmatched}; rules are tried in order and must "
+            f"match the whole path: {[pattern for pattern, _ in rules]}"
+        )
+    return labels
+
+
+def path_name(path: tuple) -> str:
+    """A key path of jax as "layers/attention/q_proj"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def trainable(params: Params, labels: Params) -> Params:
+    """The nested dict without its frozen leaves (and without dicts that hold only such)."""
+    return _select(params, labels, keep_frozen=False)
+
+
+def frozen(params: Params, labels: Params) -> Params:
+    """The complement of `trainable`."""
+    return _select(params, labels, keep_frozen=True)
+
+
+def merge(first: Params, second: Params) -> Params:
+    """The nested dict that holds the leaves of both; `merge(trainable(p), frozen(p)) == p`."""
+    merged = dict(first)
+    for name, value in second.items():
+        merged[name] = merge(merged[name], value) if name in merged else value
+    return dict(sorted(merged.items()))
+
+
+def table(params: Params, labels: Params) -> str:
+    """One line per parameter (label, shape, path) and a count per label, for the log."""
+    flat = jax.tree_util.tree_leaves_with_path(params)
+    lines, sizes = [], collections.Counter()
+    for (path, leaf), chosen in zip(flat, jax.tree.leaves(labels), strict=True):
+        lines.append(f"{chosen:<10} {leaf.shape!s:<20} {path_name(path)}")
+        sizes[chosen] += leaf.size
+    totals = [f"{chosen:<10} {size:,} parameters" for chosen, size in sorted(sizes.items())]
+    return "\n".join(lines + totals)
+
+
+def _select(tree: Params, labels: Params, *, keep_frozen: bool) -> Params:
+    kept = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            if below := _select(value, labels[name], keep_frozen=keep_frozen):
+                kept[name] = below
+        elif (labels[name] == FROZEN) == keep_frozen:
+            kept[name] = value
+    return kept
