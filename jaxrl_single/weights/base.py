@@ -1,0 +1,128 @@
+"""The weights' way from the trainer to samplers and evaluations: versions of path-keyed arrays.
+
+A store knows nothing of models: parameters are nested dicts of arrays, and a tensor's name is its
+path ("layers/attention/q_proj").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+Params = Mapping[str, Any]  # nested; the leaves are numpy or jax arrays
+
+
+class InvalidWeights(RuntimeError):
+    """A version must not be used; the message names the place, the tensor and the reason."""
+
+
+class MissingVersion(InvalidWeights):
+    """No such version: never published, or pruned before it could be read."""
+
+
+class WeightStore(Protocol):
+    """Published versions of one run's policy. One writer, any number of readers."""
+
+    def publish(self, version: int, params: Params, *, metadata: dict[str, Any]) -> str:
+        """Makes a version visible as a whole or not at all; returns its sha256 (hex).
+
+        Raises:
+          ValueError: the version is not above every published one (versions are never reused).
+        """
+        ...
+
+    def latest(self) -> int | None:
+        """The highest published version, None before the first."""
+        ...
+
+    def versions(self) -> list[int]:
+        """All published versions, ascending."""
+        ...
+
+    def fetch(self, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns (params as nested dict of numpy arrays, metadata), checked.
+
+        Raises:
+          MissingVersion: it is not there (any more).
+          InvalidWeights: it is torn, corrupt or of another run.
+        """
+        ...
+
+    def prune(self, keep: int, pinned: Iterable[int]) -> list[int]:
+        """Deletes all but the newest `keep` versions and the pinned ones; returns the deleted."""
+        ...
+
+
+def flatten(params: Params) -> dict[str, np.ndarray]:
+    """Nested dict of arrays -> {path: C-contiguous numpy array}, sorted by path.
+
+    Raises:
+      ValueError: a key is no string, is empty, or holds "/".
+    """
+    flat: dict[str, np.ndarray] = {}
+    _flatten_into(flat, params, ())
+    return dict(sorted(flat.items()))
+
+
+def unflatten(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    params: dict[str, Any] = {}
+    for path, array in flat.items():
+        *parents, leaf = path.split("/")
+        node = params
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = array
+    return params
+
+
+def tensor_sha256(array: np.ndarray) -> str:
+    """Hex digest of the array's bytes in C order; dtype and shape are not part of it."""
+    return hashlib.sha256(_bytes(array)).hexdigest()
+
+
+def params_sha256(params: Params) -> str:
+    """One hex digest for all parameters, whatever the order of their dicts.
+
+    Covers path, dtype, shape and bytes of each tensor. Equal digests mean equal weights bit for
+    bit, in this process or another.
+    """
+    return combined_sha256({path: describe(array) for path, array in flatten(params).items()})
+
+
+def describe(array: np.ndarray) -> dict[str, Any]:
+    """What a manifest says of a tensor: dtype, shape, sha256."""
+    return {
+        "dtype": str(array.dtype),
+        "shape": list(array.shape),
+        "sha256": tensor_sha256(array),
+    }
+
+
+def combined_sha256(tensors: Mapping[str, Mapping[str, Any]]) -> str:
+    """Digest of a manifest's tensors, as `params_sha256` has it, without reading their bytes."""
+    lines = json.dumps({path: dict(tensors[path]) for path in sorted(tensors)}, sort_keys=True)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _flatten_into(flat: dict[str, np.ndarray], node: Params, path: tuple[str, ...]) -> None:
+    for key, value in node.items():
+        if not isinstance(key, str) or not key or "/" in key:
+            raise ValueError(
+                f"parameter key {key!r} under {'/'.join(path) or 'the root'!r}: keys are "
+                "non-empty strings without '/', because paths name the tensors"
+            )
+        if isinstance(value, Mapping):
+            _flatten_into(flat, value, (*path, key))
+        else:
+            # Not ascontiguousarray: it would turn a scalar into a vector.
+            flat["/".join((*path, key))] = np.asarray(value, order="C")
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """A view of the bytes; through uint8 because bfloat16 has no buffer format of its own."""
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -1,0 +1,170 @@
+"""Weights in a directory: one sub-directory per version. On /dev/shm it is shared memory.
+
+    v000000012/params.safetensors   tensors by path
+               manifest.json        run_id, version, metadata, dtype, shape and sha256 per tensor
+               STABLE               written last
+
+A version is written in a hidden directory beside the others and renamed, so readers see all of it
+or nothing; pruning renames it away before deleting, so the same holds then. The marker guards the
+copies that other tools make file by file. Nothing is fsynced: after a power cut the trainer's
+checkpoint is the record, and a version that lost bytes fails its checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxrl_single.weights import base
+
+MARKER = "STABLE"
+_TENSORS = "params.safetensors"
+_MANIFEST = "manifest.json"
+_HIDDEN = (".writing-", ".pruned-")  # of the one writer; left over only when it was killed
+_VERSION = re.compile(r"v(\d{9,})")
+
+
+class FileWeights:
+    """A `base.WeightStore` in `directory`, for the versions of run `run_id` only."""
+
+    def __init__(self, directory: str | os.PathLike, run_id: str):
+        self.directory = pathlib.Path(directory)
+        self.run_id = run_id
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, version: int, params: base.Params, *, metadata: dict[str, Any]) -> str:
+        """See `base.WeightStore.publish`. Also reclaims what a killed writer left behind."""
+        newest = self.latest()
+        if version < 0 or (newest is not None and version <= newest):
+            raise ValueError(
+                f"{self.directory}: cannot publish version {version}, version {newest} is there; "
+                "versions count up and are never reused, publish latest() + 1"
+            )
+        self._reclaim()
+        writing = self.directory / f"{_HIDDEN[0]}{version}-{os.getpid()}"
+        try:
+            sha256 = self._write(writing, version, params, metadata)
+            writing.rename(self._place(version))
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+        return sha256
+
+    def latest(self) -> int | None:
+        versions = self.versions()
+        return versions[-1] if versions else None
+
+    def versions(self) -> list[int]:
+        found = []
+        for name in os.listdir(self.directory):
+            match = _VERSION.fullmatch(name)
+            if match and (self.directory / name / MARKER).exists():
+                found.append(int(match.group(1)))
+        return sorted(found)
+
+    def fetch(self, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        place = self._place(version)
+        try:
+            return self._read(place, version)
+        except FileNotFoundError as error:
+            if not place.exists():
+                raise base.MissingVersion(
+                    f"{place}: no version {version}; never published, or pruned meanwhile "
+                    f"(there are {self.versions()})"
+                ) from error
+            missing = pathlib.Path(error.filename or "").name
+            raise base.InvalidWeights(f"{place}: torn, {missing} is missing") from error
+
+    def prune(self, keep: int, pinned: Iterable[int] = ()) -> list[int]:
+        if keep < 1:
+            raise ValueError(f"weights.keep is {keep}, at least the newest version stays: >= 1")
+        versions, kept = self.versions(), set(pinned)
+        deleted = [version for version in versions[:-keep] if version not in kept]
+        for version in deleted:
+            self._place(version).rename(self.directory / f"{_HIDDEN[1]}{version}-{os.getpid()}")
+        self._reclaim()
+        return deleted
+
+    def _place(self, version: int) -> pathlib.Path:
+        return self.directory / f"v{version:09d}"
+
+    def _reclaim(self) -> None:
+        for name in os.listdir(self.directory):
+            if name.startswith(_HIDDEN):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def _write(
+        self, writing: pathlib.Path, version: int, params: base.Params, metadata: dict[str, Any]
+    ) -> str:
+        flat = base.flatten(params)
+        tensors = {path: base.describe(array) for path, array in flat.items()}
+        sha256 = base.combined_sha256(tensors)
+        manifest = {
+            "run_id": self.run_id,
+            "version": version,
+            "sha256": sha256,
+            "metadata": metadata,
+            "tensors": tensors,
+        }
+        writing.mkdir()
+        safetensors.numpy.save_file(flat, writing / _TENSORS)
+        (writing / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (writing / MARKER).touch()
+        return sha256
+
+    def _read(self, place: pathlib.Path, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        manifest = self._read_manifest(place, version)
+        try:
+            flat = safetensors.numpy.load_file(place / _TENSORS)
+        except safetensors.SafetensorError as error:
+            raise base.InvalidWeights(
+                f"{place}: {_TENSORS} is torn or corrupt ({error})"
+            ) from error
+        _check_tensors(place, flat, manifest["tensors"])
+        if base.combined_sha256(manifest["tensors"]) != manifest["sha256"]:
+            raise base.InvalidWeights(f"{place}: {_MANIFEST} contradicts its own checksum")
+        return base.unflatten(flat), manifest["metadata"]
+
+    def _read_manifest(self, place: pathlib.Path, version: int) -> dict[str, Any]:
+        text = (place / _MANIFEST).read_text()
+        (place / MARKER).stat()
+        try:
+            manifest = json.loads(text)
+            run_id, named = manifest["run_id"], manifest["version"]
+            complete = {"sha256", "metadata", "tensors"} <= set(manifest)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise base.InvalidWeights(f"{place}: {_MANIFEST} is torn ({error!r})") from error
+        if run_id != self.run_id:
+            raise base.InvalidWeights(
+                f"{place}: belongs to run {run_id!r}, this is run {self.run_id!r}; "
+                "give each run a weights directory of its own"
+            )
+        if named != version or not complete:
+            raise base.InvalidWeights(
+                f"{place}: {_MANIFEST} is of version {named!r} and "
+                f"{'complete' if complete else 'incomplete'}, expected version {version}, complete"
+            )
+        return manifest
+
+
+def _check_tensors(
+    place: pathlib.Path, flat: dict[str, np.ndarray], tensors: dict[str, dict[str, Any]]
+) -> None:
+    if set(flat) != set(tensors):
+        odd = sorted(set(flat) ^ set(tensors))
+        raise base.InvalidWeights(f"{place}: {_TENSORS} and {_MANIFEST} disagree about {odd}")
+    for path, array in flat.items():
+        found = base.describe(array)
+        if found != tensors[path]:
+            wrong = [name for name in found if found[name] != tensors[path].get(name)]
+            raise base.InvalidWeights(
+                f"{place}: tensor {path} differs from {_MANIFEST} in {', '.join(wrong)}"
+            )
