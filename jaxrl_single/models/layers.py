@@ -1,0 +1,80 @@
+"""Small parts of a decoder: norms, rotary positions, the embedding, the gated MLP."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_single.models import config as config_lib
+
+Rotation = tuple[jax.Array, jax.Array]
+
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], *, std: float, dtype: str) -> nnx.Param:
+    """A normally distributed parameter; drawn in float32, so every dtype has the same draw."""
+    return nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(dtype))
+
+
+class RMSNorm(nnx.Module):
+    """Divides the last axis by its root mean square, in float32, and scales it."""
+
+    def __init__(self, size: int, *, eps: float, dtype: str) -> None:
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        scale = jnp.expand_dims(self.scale[...], range(x.ndim - 1))
+        return (wide * inverse).astype(x.dtype) * scale
+
+
+class Embedding(nnx.Module):
+    """A [V, D] table; `embedding` reads its rows, `unembedding` projects onto them."""
+
+    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
+        shape = (config.vocab_size, config.d_model)
+        self.table = weight(rngs, shape, std=config.d_model**-0.5, dtype=config.dtype)
+
+
+class Mlp(nnx.Module):
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
+        d, f = config.d_model, config.d_ff
+        self.gate = weight(rngs, (d, f), std=d**-0.5, dtype=config.dtype)
+        self.up = weight(rngs, (d, f), std=d**-0.5, dtype=config.dtype)
+        self.down = weight(rngs, (f, d), std=output_std(f, config), dtype=config.dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (jax.nn.silu(x @ self.gate[...]) * (x @ self.up[...])) @ self.down[...]
+
+
+def output_std(fan_in: int, config: config_lib.ModelConfig) -> float:
+    """Of projections that add to the residual stream: its variance stays near 1 over L layers."""
+    return (2 * config.num_layers * fan_in) ** -0.5
+
+
+def rotation(positions: jax.Array, *, head_size: int, theta: float) -> Rotation:
+    """Cosines and sines of rotary positions (RoFormer, arXiv:2104.09864), float32.
+
+    Args:
+      positions: [...] int, position of each token in its segment.
+
+    Returns:
+      Two arrays [..., H / 2].
+    """
+    half = head_size // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = jnp.expand_dims(frequencies, range(positions.ndim))
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, by: Rotation) -> jax.Array:
+    """Turns the pairs (i, i + H/2) of x [..., heads, H] by the angles of its tokens."""
+    cos, sin = (part[..., None, :] for part in by)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

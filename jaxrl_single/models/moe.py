@@ -1,0 +1,51 @@
+"""Mixture of experts: a softmax router and SwiGLU experts; no token is ever dropped."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_single.models import config as config_lib
+from jaxrl_single.models import layers
+
+
+class Router(nnx.Module):
+    """Softmax over all experts in float32, the largest `experts_per_token` renormalised."""
+
+    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.experts_per_token = config.experts_per_token
+        shape = (config.d_model, config.num_experts)
+        self.kernel = layers.weight(rngs, shape, std=config.d_model**-0.5, dtype=config.dtype)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [T, D] -> the mixing weights [T, E] float32 and the chosen experts [T, k] int32."""
+        wide = jnp.asarray(self.kernel[...], jnp.float32)
+        probabilities = jax.nn.softmax(x.astype(jnp.float32) @ wide, axis=-1)
+        chosen = jax.lax.top_k(jax.lax.stop_gradient(probabilities), self.experts_per_token)[1]
+        # A comparison instead of a gather: the gradient of a gather is a scatter.
+        every = jnp.arange(probabilities.shape[-1])[None, None, :]
+        mask = (chosen[:, :, None] == every).any(axis=1)
+        mixing = jnp.where(mask, probabilities, 0.0)
+        return mixing / mixing.sum(axis=-1, keepdims=True), chosen
+
+
+class Experts(nnx.Module):
+    """E gated MLPs, applied to the tokens that the router gave them."""
+
+    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
+        e, d, f = config.num_experts, config.d_model, config.d_ff
+        self.gate = layers.weight(rngs, (e, d, f), std=d**-0.5, dtype=config.dtype)
+        self.up = layers.weight(rngs, (e, d, f), std=d**-0.5, dtype=config.dtype)
+        out_std = layers.output_std(f, config)
+        self.down = layers.weight(rngs, (e, f, d), std=out_std, dtype=config.dtype)
+
+    def __call__(self, x: jax.Array, mixing: jax.Array) -> jax.Array:
+        """x [T, D] -> [T, D]: every expert on every token, most of them mixed with weight 0."""
+        e, d, f = self.gate.shape
+        gate, up = (
+            kernel[...].transpose(1, 0, 2).reshape(d, e * f) for kernel in (self.gate, self.up)
+        )
+        hidden = (jax.nn.silu(x @ gate) * (x @ up)).reshape(-1, e, f)
+        hidden = hidden * mixing[:, :, None].astype(x.dtype)
+        return hidden.reshape(-1, e * f) @ self.down[...].reshape(e * f, d)

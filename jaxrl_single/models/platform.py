@@ -1,0 +1,20 @@
+"""The one place that decides between formulations for XLA:CPU and for accelerators."""
+
+from __future__ import annotations
+
+import jax
+
+
+def on_cpu() -> bool:
+    """Whether the program being traced is for CPU.
+
+    The mesh in use decides, so that a program for TPU or GPU can be compiled on a machine without
+    one; without a mesh, the default device does.
+    """
+    mesh_device = jax.sharding.get_abstract_mesh().abstract_device
+    if mesh_device is not None:
+        return mesh_device.device_kind == "cpu"
+    default = jax.config.jax_default_device
+    if default is None:
+        return jax.default_backend() == "cpu"
+    return (default if isinstance(default, str) else default.platform) == "cpu"
