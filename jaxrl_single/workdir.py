@@ -239,9 +239,22 @@ def remove_temporaries(directory: pathlib.Path) -> list[pathlib.Path]:
     return removed
 
 
+def plain(value: Any) -> Any:
+    """`value` in types of JSON: arrays to lists, tuples to lists, non-finite numbers to None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes one JSON value atomically. NaN and infinities become null, as JSON has none."""
-    write_bytes(path, (json.dumps(_plain(value), indent=2, allow_nan=False) + "\n").encode())
+    write_bytes(path, (json.dumps(plain(value), indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: pathlib.Path) -> Any:
@@ -264,7 +277,7 @@ def append_jsonl(path: pathlib.Path, record: dict[str, Any]) -> None:
     Raises:
       CannotWrite: the disk is full or the file not writable; no half line stays behind.
     """
-    line = (json.dumps(_plain(record), allow_nan=False) + "\n").encode()
+    line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
     try:
         with open(path, "a+b", buffering=0) as file:
             end = _end_of_last_line(file)
@@ -335,18 +348,6 @@ def _record(kind: type, record: Any, path: pathlib.Path) -> Any:
         return kind(**{name: value for name, value in record.items() if name in names})
     except (AttributeError, TypeError) as error:
         raise BrokenFile(f"{path}: not a {kind.__name__} record ({error})") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _children(directory: pathlib.Path) -> list[pathlib.Path]:
