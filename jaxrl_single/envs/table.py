@@ -1,0 +1,148 @@
+"""THE table of environments: a name to what a run needs of it.
+
+One's own environment needs no entry here: `--config.env.name=package.module:factory`, where
+`factory()` returns an `EnvSpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxrl_single import types
+from jaxrl_single.envs import base, calculator, calculator_script, chat, tasks_file
+
+Section = dict[str, Any]  # the `env` section of the config as a plain dict
+
+
+class Script(Protocol):
+    """A scripted player of one episode."""
+
+    async def act(self, observation: str) -> str:
+        """The next action, given what the environment said last."""
+        ...
+
+
+class MakeScript(Protocol):
+    """Makes the player of one task; `rng` draws its mistakes."""
+
+    def __call__(
+        self, task: types.Task, *, mistake_rate: float, rng: np.random.Generator
+    ) -> Script: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """What a run needs of an environment.
+
+    Attributes:
+      make_env: section -> a function that makes the environment of one episode.
+      make_tasks: section, split ("train" or "eval"), seed -> tasks with random access; no
+        question may be in both splits.
+      make_chat: the language of the episodes, for models that bring no tokenizer of their own.
+      make_script: a scripted player for demonstrations, or None.
+    """
+
+    make_env: Callable[[Section], Callable[[], base.Env]]
+    make_tasks: Callable[[Section, str, int], Sequence[types.Task]]
+    make_chat: Callable[[], chat.Chat]
+    make_script: MakeScript | None = None
+
+
+def get(name: str) -> EnvSpec:
+    """Looks an environment up.
+
+    Args:
+      name: a key of `ENVS`, or "package.module:factory".
+
+    Raises:
+      ValueError: there is no such environment; the message says what is allowed or what failed.
+    """
+    if ":" in name:
+        return _load(name)
+    if name not in ENVS:
+        raise ValueError(
+            f"env.name is {name!r}; known are {sorted(ENVS)}, "
+            "or give your own as 'package.module:factory'"
+        )
+    return ENVS[name]
+
+
+def _load(name: str) -> EnvSpec:
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"env.name is {name!r}, but it cannot be imported: {error}; "
+            "expected 'package.module:factory' with the package on PYTHONPATH"
+        ) from error
+    spec = factory()
+    if not isinstance(spec, EnvSpec):
+        raise ValueError(
+            f"env.name is {name!r}, and it returned a {type(spec).__name__}; "
+            "expected jaxrl_single.envs.table.EnvSpec"
+        )
+    return spec
+
+
+def _make_calculator(section: Section) -> Callable[[], base.Env]:
+    options = {
+        key: section[key] for key in ("tool_enabled", "tool_latency_s", "tool_latency_spread")
+    }
+    if options["tool_latency_s"] < 0 or not 0 <= options["tool_latency_spread"] <= 1:
+        raise ValueError(
+            f"env.tool_latency_s is {options['tool_latency_s']} and env.tool_latency_spread is "
+            f"{options['tool_latency_spread']}; allowed are >= 0 and 0 to 1"
+        )
+    return lambda: calculator.Calculator(**options)
+
+
+def _make_calculator_tasks(section: Section, split: str, seed: int) -> Sequence[types.Task]:
+    if section["tasks_file"] or section["eval_tasks_file"]:
+        return _read_split(section, split, chat.CharChat.build())
+    return calculator.CalculatorTasks(
+        split,
+        num_operations=section["num_operations"],
+        num_digits=section["num_digits"],
+        operators=section["operators"],
+        seed=seed,
+    )
+
+
+def _read_split(section: Section, split: str, language: chat.Chat) -> list[types.Task]:
+    """Reads both files, because a question in both would make the evaluation worthless."""
+    files = {"train": section["tasks_file"], "eval": section["eval_tasks_file"]}
+    if not all(files.values()):
+        raise ValueError(
+            f"env.tasks_file is {files['train']!r} and env.eval_tasks_file is {files['eval']!r}; "
+            "give both, or neither for generated tasks"
+        )
+
+    def check(task: types.Task) -> None:
+        language.prompt(task.question)
+        language.observation(task.answer)
+
+    tasks = {name: tasks_file.read_tasks(path, check=check) for name, path in files.items()}
+    trained = {task.question for task in tasks["train"]}
+    shared = [task.id for task in tasks["eval"] if task.question in trained]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} of {len(tasks['eval'])} questions of env.eval_tasks_file are in "
+            f"env.tasks_file too, the first with id {shared[0]!r}; held-out questions must differ"
+        )
+    return tasks[split]
+
+
+ENVS: dict[str, EnvSpec] = {
+    "calculator": EnvSpec(
+        make_env=_make_calculator,
+        make_tasks=_make_calculator_tasks,
+        make_chat=chat.CharChat.build,
+        make_script=calculator_script.CalculatorScript,
+    ),
+}

@@ -1,0 +1,92 @@
+"""Tasks from a JSONL file: one object per line with `question`, `answer` and, if wanted, `id`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_single import types
+
+REQUIRED = ("question", "answer")
+
+
+class InvalidTasks(ValueError):
+    """A tasks file cannot be used; the message names file, line and what is expected there."""
+
+
+def read_tasks(
+    path: str | pathlib.Path, *, check: Callable[[types.Task], None] | None = None
+) -> list[types.Task]:
+    """Reads all tasks in the order of the file.
+
+    A task without `id` is called `<name of the file>/<line number>`. All further keys go to
+    `Task.data` unread. Blank lines are skipped.
+
+    Args:
+      path: of the file.
+      check: called with each task; its ValueError is reported with file and line.
+
+    Raises:
+      InvalidTasks: the file is missing or empty, or a line is not such an object.
+    """
+    path = pathlib.Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidTasks(f"tasks file {path}: cannot be read: {error}") from error
+    tasks: list[types.Task] = []
+    line_of_id: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        task = _read_line(line, where, f"{path.stem}/{number}")
+        if task.id in line_of_id:
+            raise InvalidTasks(
+                f"{where}: id {task.id!r} was used in line {line_of_id[task.id]}; ids must differ"
+            )
+        line_of_id[task.id] = number
+        _check(task, check, where)
+        tasks.append(task)
+    if not tasks:
+        raise InvalidTasks(
+            f"tasks file {path}: holds no task; one JSON object per line is expected"
+        )
+    return tasks
+
+
+def _read_line(line: str, where: str, default_id: str) -> types.Task:
+    try:
+        fields: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidTasks(
+            f"{where}: not JSON ({error.msg} at column {error.colno}): {line[:60]!r}"
+        ) from error
+    if not isinstance(fields, dict):
+        raise InvalidTasks(
+            f"{where}: is a {type(fields).__name__}, expected an object with {list(REQUIRED)}"
+        )
+    missing = [key for key in REQUIRED if key not in fields]
+    if missing:
+        raise InvalidTasks(
+            f"{where}: lacks {missing}; needed are {list(REQUIRED)}, found are {sorted(fields)}"
+        )
+    fields.setdefault("id", default_id)
+    for key in ("id", *REQUIRED):
+        if not isinstance(fields[key], str) or not fields[key].strip():
+            raise InvalidTasks(
+                f"{where}: {key} is {json.dumps(fields[key])}, expected a non-empty string"
+            )
+    data = {key: value for key, value in fields.items() if key not in ("id", *REQUIRED)}
+    return types.Task(fields["id"], fields["question"], fields["answer"], data)
+
+
+def _check(task: types.Task, check: Callable[[types.Task], None] | None, where: str) -> None:
+    if check is None:
+        return
+    try:
+        check(task)
+    except ValueError as error:
+        raise InvalidTasks(f"{where}: {error}") from error

@@ -1,0 +1,32 @@
+"""A script in the place of the sampler: demonstrations go through the same episode code."""
+
+from __future__ import annotations
+
+from jaxrl_single import types, wire
+from jaxrl_single.envs import chat, table
+
+
+class ScriptedClient:
+    """Plays one episode by a script; nothing is sampled, so log-probs are 0 and versions -1."""
+
+    def __init__(self, script: table.Script, language: chat.Chat):
+        self._script = script
+        self._language = language
+        self._num_read = 0  # tokens of the episode that the script knows
+
+    async def generate(self, request: wire.Request) -> wire.Completion:
+        """Lets the script read what is new and act; its action is cut at the budget."""
+        observation = self._language.observation_text(request.tokens[self._num_read :])
+        whole = self._language.action_ids(await self._script.act(observation))
+        token_ids = whole[: request.max_new_tokens]
+        self._num_read = len(request.tokens) + len(token_ids)
+        return wire.Completion(
+            tokens=token_ids,
+            logprobs=[0.0] * len(token_ids),
+            entropies=[0.0] * len(token_ids),
+            policy_versions=[types.NOT_SAMPLED] * len(token_ids),
+            finish_reason="stop" if len(token_ids) == len(whole) else "length",
+        )
+
+    async def release(self, session: str) -> None:
+        """Holds nothing for the session."""
