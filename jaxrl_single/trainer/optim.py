@@ -35,7 +35,8 @@ class Optimizer:
     transform: optax.GradientTransformation
 
     def init(self, params: Params) -> optax.OptState:
-        return self.transform.init(trainable(params, self.labels))
+        """Slots of the trained leaves, float32 whatever the parameters are."""
+        return self.transform.init(_float32(trainable(params, self.labels)))
 
 
 def build(
@@ -72,6 +73,20 @@ def build(
     return Optimizer(labels=labels, transform=transform)
 
 
+def apply(
+    params: Params, opt_state: optax.OptState, optimizer: Optimizer, gradients: Params
+) -> tuple[Params, optax.OptState]:
+    """One update from the gradients of the trained leaves; frozen leaves are passed through.
+
+    The arithmetic is float32; the result is rounded to the dtype of the parameter once.
+    """
+    trained = trainable(params, optimizer.labels)
+    wide = _float32(trained)
+    updates, opt_state = optimizer.transform.update(_float32(gradients), opt_state, wide)
+    moved = jax.tree.map(lambda old, p, u: (p + u).astype(old.dtype), trained, wide, updates)
+    return merge(moved, frozen(params, optimizer.labels)), opt_state
+
+
 def adamw(
     learning_rate: float | Callable[[jax.Array], jax.Array],
     *,
@@ -79,10 +94,8 @@ def adamw(
     b2: float,
     weight_decay: float,
 ) -> optax.GradientTransformation:
-    """AdamW, eps 1e-8, decay on every leaf it is given. Moments are float32 like the losses."""
-    return optax.adamw(
-        learning_rate, b1=b1, b2=b2, eps=1e-8, weight_decay=weight_decay, mu_dtype=jnp.float32
-    )
+    """AdamW, eps 1e-8, decay on every leaf it is given."""
+    return optax.adamw(learning_rate, b1=b1, b2=b2, eps=1e-8, weight_decay=weight_decay)
 
 
 def warmup(peak: float, *, warmup_steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -166,6 +179,10 @@ def table(params: Params, labels: Params) -> str:
         sizes[chosen] += leaf.size
     totals = [f"{chosen:<10} {size:,} parameters" for chosen, size in sorted(sizes.items())]
     return "\n".join(lines + totals)
+
+
+def _float32(tree: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
 
 
 def _select(tree: Params, labels: Params, *, keep_frozen: bool) -> Params:
