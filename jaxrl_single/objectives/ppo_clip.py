@@ -1,0 +1,44 @@
+"""PPO's clipped objective, with two clip ranges."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_single.ops import masked
+
+
+def ppo_clip(
+    policy_logprobs: jax.Array,
+    rollout_logprobs: jax.Array,
+    advantages: jax.Array,
+    keep: jax.Array,
+    action_mask: jax.Array,
+    *,
+    low: float,
+    high: float,
+) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
+    """-sg(keep) min(ratio A, clip(ratio, 1 - low, 1 + high) A) per token.
+
+    See "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), eq. 7; a larger `high` is
+    DAPO's clip-higher (arXiv 2503.14476). The gradient flows through the ratio, so its coefficient
+    on the score is ratio x A where the clip is not active.
+
+    Args:
+      policy_logprobs: per token, of the current weights; carries the gradient.
+      rollout_logprobs: per token, of the distribution in the denominator of the ratio.
+      advantages: per token.
+      keep: per token in [0, 1], from a keep rule.
+      action_mask: bool per token. Where False all others may hold anything.
+      low, high: >= 0, the clip range is [1 - low, 1 + high].
+
+    Returns:
+      per_token_loss: float32, 0 where action_mask is False.
+      metrics: (sum, weight) pairs by name.
+    """
+    ratio = masked.ratio(masked.safe_log_ratio(policy_logprobs, rollout_logprobs, action_mask))
+    advantages = jax.lax.stop_gradient(masked.clean(advantages, action_mask))
+    keep = jax.lax.stop_gradient(masked.clean(keep, action_mask))
+    free = ratio * advantages
+    clipped = jnp.clip(ratio, 1.0 - low, 1.0 + high) * advantages
+    num_clipped = masked.total((clipped < free) & (keep > 0), action_mask)
+    metrics = {"policy/clip_fraction": (num_clipped, masked.count(action_mask))}
+    return -keep * jnp.minimum(free, clipped), jax.lax.stop_gradient(metrics)
