@@ -6,6 +6,7 @@ next turn continues; text made from them goes to the environment and to `message
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import math
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_single import types, wire
-from jaxrl_single.envs import base, chat
-from jaxrl_single.rollout import client
+from jaxrl_single.envs import base
+from jaxrl_single.envs import chat as chat_lib
+from jaxrl_single.rollout import client as client_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Limits:
 async def run_episode(
     ticket: types.Ticket,
     env: base.Env,
-    sampler: client.SamplerClient,
-    language: chat.Chat,
+    client: client_lib.SamplerClient,
+    chat: chat_lib.Chat,
     limits: Limits,
     *,
     source: str = "policy",
@@ -63,15 +65,15 @@ async def run_episode(
     value a bootstrap would ask for.
 
     Args:
-      source: "policy", or "script" when `sampler` is a script: then nothing was sampled.
+      source: "policy", or "script" when `client` is a script: then nothing was sampled.
     """
-    record = _Record(language)
+    record = _Record(chat)
     failures: list[types.EpisodeError] = []
     started = time.monotonic()
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.push_async_callback(_attempt, failures, "env", env.close)
-        cleanup.push_async_callback(_attempt, failures, "sampler", sampler.release, ticket.key)
-        await _attempt(failures, "env", _play, ticket, env, sampler, limits, record, source)
+        cleanup.push_async_callback(_attempt, failures, "sampler", client.release, ticket.key)
+        await _attempt(failures, "env", _play, ticket, env, client, limits, record, source)
     record.seconds["total"] = time.monotonic() - started
     if record.success is None and record.truncated and getattr(env, "gives_success", False):
         record.success = False
@@ -111,8 +113,15 @@ async def _attempt(
         failures.append(_describe(fault.kind, fault.__cause__ or fault))
     except base.RewardError as error:
         failures.append(_describe("reward", error))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        _reraise_own_cancellation(error)
         failures.append(_describe(kind, error))
+
+
+def _reraise_own_cancellation(error: BaseException) -> None:
+    """Goes on when only something that the episode waited for was cancelled: a failure of that."""
+    if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+        raise error
 
 
 def _describe(kind: str, error: BaseException) -> types.EpisodeError:
@@ -124,7 +133,7 @@ def _describe(kind: str, error: BaseException) -> types.EpisodeError:
 async def _play(
     ticket: types.Ticket,
     env: base.Env,
-    sampler: client.SamplerClient,
+    client: client_lib.SamplerClient,
     limits: Limits,
     record: _Record,
     source: str,
@@ -132,7 +141,7 @@ async def _play(
     # The attempt counts too: a retry that met the same bad luck would be no retry.
     with record.clock("environment"):
         question = await env.reset(ticket.task, seed=ticket.number * 256 + ticket.attempt)
-    prompt = record.language.prompt(question)
+    prompt = record.chat.prompt(question)
     if len(prompt) >= limits.max_tokens:
         raise _Fault(
             "limit",
@@ -144,16 +153,16 @@ async def _play(
         budget = min(limits.max_turn_tokens, limits.max_tokens - len(record.tokens))
         if budget < 1:
             break
-        completion = await _sample(ticket, turn, sampler, budget, record, source)
+        completion = await _sample(ticket, turn, client, budget, record, source)
         record.act(completion)
         if completion.finish_reason != "stop":
             break
         with record.clock("environment"):
-            result = await env.step(record.language.action_text(completion.tokens))
+            result = await env.step(record.chat.action_text(completion.tokens))
         record.judge(result)
         if result.terminated or result.truncated:
             return
-        observation = record.language.observation(result.observation)
+        observation = record.chat.observation(result.observation)
         if len(record.tokens) + len(observation) > limits.max_tokens:
             record.messages.append({"role": "tool", "content": result.observation})
             break
@@ -164,7 +173,7 @@ async def _play(
 async def _sample(
     ticket: types.Ticket,
     turn: int,
-    sampler: client.SamplerClient,
+    client: client_lib.SamplerClient,
     budget: int,
     record: _Record,
     source: str,
@@ -176,14 +185,15 @@ async def _sample(
         turn=turn,
         tokens=list(record.tokens),
         max_new_tokens=budget,
-        stop_token_ids=record.language.stop_token_ids,
+        stop_token_ids=record.chat.stop_token_ids,
         temperature=ticket.temperature,
     )
     try:
         with record.clock("sampling"):
-            completion = await sampler.generate(request)
+            completion = await client.generate(request)
         _check(completion, request, source)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        _reraise_own_cancellation(error)
         raise _Fault("sampler") from error
     if turn == 0 and not completion.tokens:
         raise _Fault(
@@ -230,8 +240,8 @@ def _check(completion: wire.Completion, request: wire.Request, source: str) -> N
 class _Record:
     """Grows token by token; `trajectory` freezes it."""
 
-    def __init__(self, language: chat.Chat | None):
-        self.language = language
+    def __init__(self, chat: chat_lib.Chat | None):
+        self.chat = chat
         self.tokens: list[int] = []
         self.messages: list[dict[str, str]] = []
         self.seconds: dict[str, float] = {"sampling": 0.0, "environment": 0.0, "total": 0.0}
@@ -272,7 +282,7 @@ class _Record:
             completion.policy_versions,
         )
         self._finish_reasons.append(completion.finish_reason)
-        text = self.language.action_text(completion.tokens)
+        text = self.chat.action_text(completion.tokens)
         self.messages.append({"role": "assistant", "content": text})
 
     def judge(self, result: base.StepResult) -> None:
@@ -317,22 +327,12 @@ class _Record:
         error: types.EpisodeError | None,
     ) -> types.Trajectory:
         """The finished recording; with an error it has neither reward nor verdict."""
-        arrays = {
-            "tokens": self.tokens,
-            "action_mask": self._action_mask,
-            "rollout_logprobs": self._logprobs,
-            "policy_versions": self._versions,
-            "turn_ids": self._turn_ids,
-            "rewards": self._rewards,
-            "entropies": self._entropies,
-            "segment_ids": [1] * len(self.tokens),
-        }
         return types.Trajectory(
             run_id=ticket.run_id,
             ticket=ticket.number,
             attempt=ticket.attempt,
             task_id=ticket.task.id,
-            **{name: np.array(arrays[name], dtype) for name, dtype in types.TOKEN_FIELDS.items()},
+            **self._arrays(),
             reward=None if error else self._reward,
             terminated=self._terminated and error is None,
             truncated=self.truncated and error is None,
@@ -348,3 +348,16 @@ class _Record:
             timings=dict(self.seconds),
             messages=tuple(self.messages),
         )
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        lists = {
+            "tokens": self.tokens,
+            "action_mask": self._action_mask,
+            "rollout_logprobs": self._logprobs,
+            "policy_versions": self._versions,
+            "turn_ids": self._turn_ids,
+            "rewards": self._rewards,
+            "entropies": self._entropies,
+            "segment_ids": [1] * len(self.tokens),
+        }
+        return {name: np.array(lists[name], dtype) for name, dtype in types.TOKEN_FIELDS.items()}
