@@ -1,0 +1,176 @@
+"""Atomic checkpoints of a train state and of everything that must continue with it (Orbax).
+
+One checkpoint is one directory named by its step: the arrays (`state`), what the arrays were
+(`leaves`), and a JSON object of the caller (`metadata`: position of the task iterator, tickets,
+facts for people). It gets its name when it is complete, so a half-written one does not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxrl_single import workdir
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be saved or restored; the message says where, why, and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one stage, the newest `keep` of them.
+
+    Args:
+      directory: made when it does not exist; half-written checkpoints in it are removed.
+      keep: complete checkpoints that stay; older ones are deleted after a newer one is complete.
+
+    Raises:
+      workdir.CannotWrite: the directory cannot be made.
+    """
+
+    def __init__(self, directory: os.PathLike[str] | str, *, keep: int):
+        self.directory = pathlib.Path(directory).absolute()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(
+                self.directory,
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=keep,
+                    enable_async_checkpointing=False,
+                    cleanup_tmp_directories=True,
+                ),
+            )
+        except OSError as error:
+            raise workdir.CannotWrite(self.directory, error) from error
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        """Step of the newest complete checkpoint, None when there is none."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, metadata: dict[str, Any]) -> bool:
+        """Saves and returns when the checkpoint is complete.
+
+        Args:
+          step: larger than `latest_step()`.
+          state: pytree of arrays; typed PRNG keys are fine, numbers belong into metadata.
+          metadata: JSON object; read without jax by `workdir.newest_checkpoint`.
+
+        Returns:
+          False when this step is saved already: a step has one checkpoint, the first.
+
+        Raises:
+          CheckpointError: not possible; earlier checkpoints are intact.
+        """
+        latest = self.latest_step()
+        if step == latest:
+            return False
+        if latest is not None and step < latest:
+            raise CheckpointError(
+                f"{self.directory}: step {step} comes before the newest checkpoint, {latest}; "
+                "a run continues from its newest checkpoint"
+            )
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            leaves=ocp.args.JsonSave(_describe(state)),
+            metadata=ocp.args.JsonSave(workdir.plain(metadata)),
+        )
+        try:
+            self._manager.save(step, args=items, force=True)
+        except Exception as error:  # Orbax and tensorstore raise many kinds for a full disk
+            kept = "there is no earlier one" if latest is None else f"step {latest} is intact"
+            raise CheckpointError(
+                f"cannot save the checkpoint of step {step} in {self.directory}: "
+                f"{_first_line(error)}; {kept}"
+            ) from error
+        return True
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reads a checkpoint onto the shardings of `like`.
+
+        Args:
+          like: pytree as it was saved, of arrays or of jax.ShapeDtypeStruct with a sharding;
+            its values are not used.
+          step: of a complete checkpoint; None = the newest.
+
+        Returns:
+          The state and the metadata.
+
+        Raises:
+          CheckpointError: no such checkpoint, it does not have the arrays of `like`, or its
+            files are damaged.
+        """
+        step = self.latest_step() if step is None else step
+        if step is None or step not in self.steps():
+            raise CheckpointError(
+                f"{self.directory} holds no checkpoint of step {step}, only {self.steps()}"
+            )
+        try:
+            found = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    leaves=ocp.args.JsonRestore(), metadata=ocp.args.JsonRestore()
+                ),
+            )
+            self._compare(step, found["leaves"], _describe(like))
+            state = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(jax.tree.map(_abstract, like))
+                ),
+            )["state"]
+        except CheckpointError:
+            raise
+        except Exception as error:  # damaged files fail in many ways inside Orbax
+            raise CheckpointError(
+                f"{self.directory / str(step)} is damaged: {_first_line(error)}; remove this "
+                f"directory to continue from an earlier one of {self.steps()[:-1]}"
+            ) from error
+        return state, found["metadata"]
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _compare(self, step: int, saved: dict[str, str], wanted: dict[str, str]) -> None:
+        differences = [
+            f"  {path}: saved {saved.get(path, 'nothing')}, wanted {wanted.get(path, 'nothing')}"
+            for path in sorted({*saved, *wanted})
+            if saved.get(path) != wanted.get(path)
+        ]
+        if differences:
+            shown = "\n".join(differences[:10])
+            raise CheckpointError(
+                f"{self.directory / str(step)} does not fit this config; "
+                f"{len(differences)} arrays differ, the first of them:\n{shown}"
+            )
+
+
+def _describe(tree: Any) -> dict[str, str]:
+    """Path -> "float32[2, 3]" of each leaf."""
+    description = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise CheckpointError(
+                f"{name} is a {type(leaf).__name__}; a state holds arrays, "
+                "numbers and strings go into metadata"
+            )
+        if 0 in leaf.shape:
+            raise CheckpointError(f"{name} has shape {leaf.shape}; empty arrays cannot be saved")
+        description[name] = f"{leaf.dtype}{list(leaf.shape)}"
+    return description
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
