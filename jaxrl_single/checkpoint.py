@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -88,7 +89,7 @@ class Checkpoints:
             kept = "there is no earlier one" if latest is None else f"step {latest} is intact"
             raise CheckpointError(
                 f"cannot save the checkpoint of step {step} in {self.directory}: "
-                f"{_first_line(error)}; {kept}"
+                f"{_reason(error)}; {kept}"
             ) from error
         return True
 
@@ -130,7 +131,7 @@ class Checkpoints:
             raise
         except Exception as error:  # damaged files fail in many ways inside Orbax
             raise CheckpointError(
-                f"{self.directory / str(step)} is damaged: {_first_line(error)}; remove this "
+                f"{self.directory / str(step)} is damaged: {_reason(error)}; remove this "
                 f"directory to continue from an earlier one of {self.steps()[:-1]}"
             ) from error
         return state, found["metadata"]
@@ -172,5 +173,9 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
 
-def _first_line(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
+    """What the operating system said, or else the first line of the exception."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # the form of tensorstore's messages
+    if code is not None:
+        return os.strerror(int(code[1]))
     return (str(error).strip() or repr(error)).splitlines()[0]
