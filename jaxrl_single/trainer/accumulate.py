@@ -20,11 +20,28 @@ from jaxrl_single.trainer import optim
 from jaxrl_single.trainer import state as state_lib
 
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, weight); the metric is the quotient
-Loss = Callable[
-    [optim.Params, token_batch.TokenBatch, Any, Any], tuple[jax.Array, tuple[Sums, Any]]
-]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Aux:
+    """What a loss function returns besides its share of the loss.
+
+    Attributes:
+      sums: (sum, weight) pairs, added over micro-batches.
+      outputs: pytree, stacked over micro-batches.
+      carry: pytree of fixed shapes, handed to the next micro-batch.
+    """
+
+    sums: Sums = dataclasses.field(default_factory=dict)
+    outputs: Any = ()
+    carry: Any = ()
+
+
+Loss = Callable[[optim.Params, token_batch.TokenBatch, Any, Any], tuple[jax.Array, Aux]]
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Gradients:
     """Of one update, over all its micro-batches.
@@ -33,19 +50,17 @@ class Gradients:
       loss: f32 scalar.
       trained: nested dict, the gradients of the trained leaves, f32.
       norm: f32, global norm before clipping.
-      sums: what the loss function reported.
-      carry: what the loss function handed from micro-batch to micro-batch.
+      aux: sums added, outputs stacked [M, ...], carry of the last micro-batch.
     """
 
     loss: jax.Array
     trained: optim.Params
     norm: jax.Array
-    sums: Sums
-    carry: Any
+    aux: Aux
 
     @property
     def finite(self) -> jax.Array:
-        """bool: the update can be trusted."""
+        """bool: the update can be trusted. A norm that overflows float32 cannot."""
         return jnp.isfinite(self.loss) & jnp.isfinite(self.norm)
 
 
@@ -61,36 +76,35 @@ def gradients(
     """Sums loss, gradient and metrics over the micro-batches.
 
     Args:
-      loss: (params, micro-batch, its part of `arrays`, carry) -> (share, (sums, carry)).
+      loss: (params, micro-batch, its part of `arrays`, carry) -> (share, Aux).
       params: nested dict; only the leaves that `optimizer` trains are differentiated.
       optimizer: says which leaves those are.
       batch: per-token arrays [M, B, T].
       arrays: pytree of further arrays with the leading axis M.
-      carry: handed from one micro-batch to the next; a pytree of fixed shapes.
+      carry: for the first micro-batch.
     """
     frozen = optim.frozen(params, optimizer.labels)
+    trained = optim.trainable(params, optimizer.labels)
 
     def share(trained, inputs, carry):
         tokens, of_micro = inputs
         micro = dataclasses.replace(batch, **tokens)
         return loss(optim.merge(trained, frozen), micro, of_micro, carry)
 
-    trained = optim.trainable(params, optimizer.labels)
     inputs = (token_batch.token_fields(batch), arrays)
     first = jax.tree.map(lambda leaf: leaf[0], inputs)
-    zeros_like = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, jnp.float32))
-    sums = zeros_like(jax.eval_shape(share, trained, first, carry)[1][0])
+    zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, jnp.float32))
+    sums = zeros(jax.eval_shape(share, trained, first, carry)[1].sums)
 
     def body(totals, inputs):
-        total, summed, sums, carry = totals
-        with_aux = jax.value_and_grad(share, has_aux=True)
-        (value, (new_sums, carry)), gradient = with_aux(trained, inputs, carry)
-        summed, sums = jax.tree.map(jnp.add, (summed, sums), (gradient, new_sums))
-        return (total + value, summed, sums, carry), None
+        value, gradient, sums, carry = totals
+        (new, aux), slope = jax.value_and_grad(share, has_aux=True)(trained, inputs, carry)
+        added = jax.tree.map(jnp.add, (value, gradient, sums), (new, slope, aux.sums))
+        return (*added, aux.carry), aux.outputs
 
-    start = (jnp.float32(0), zeros_like(trained), sums, carry)
-    (total, summed, sums, carry), _ = jax.lax.scan(body, start, inputs)
-    return Gradients(total, summed, optax.global_norm(summed), sums, carry)
+    start = (jnp.float32(0), zeros(trained), sums, carry)
+    (value, gradient, sums, carry), outputs = jax.lax.scan(body, start, inputs)
+    return Gradients(value, gradient, optax.global_norm(gradient), Aux(sums, outputs, carry))
 
 
 def update(
@@ -110,30 +124,6 @@ def update(
     return state_lib.select(accept, (new_params, new_opt), (params, opt_state))
 
 
-def summary(group: str, found: Gradients, *, num_tokens: jax.Array) -> dict[str, jax.Array]:
-    """The facts of an update that every step reports, as `group/name`, float32 scalars."""
-    return {
-        f"{group}/loss": found.loss,
-        f"{group}/grad_norm": found.norm,
-        f"{group}/tokens": num_tokens,
-        f"{group}/nonfinite": (~found.finite).astype(jnp.float32),
-        f"{group}/empty_update": (num_tokens == 0).astype(jnp.float32),
-    }
-
-
-def quotients(sums: Sums) -> dict[str, jax.Array]:
-    """sum / weight of each metric; NaN where nothing was counted."""
-    return {
-        name: jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1), jnp.nan)
-        for name, (total, weight) in sums.items()
-    }
-
-
-def loss_tokens(batch: token_batch.TokenBatch) -> jax.Array:
-    """Global count of the tokens that enter the loss, f32 scalar."""
-    return jnp.sum(batch.loss_mask, dtype=jnp.float32)
-
-
 def forward(
     function: Callable[[token_batch.TokenBatch], Any], batch: token_batch.TokenBatch
 ) -> Any:
@@ -143,3 +133,17 @@ def forward(
         return (), function(dataclasses.replace(batch, **tokens))
 
     return jax.lax.scan(body, (), token_batch.token_fields(batch))[1]
+
+
+def loss_tokens(batch: token_batch.TokenBatch) -> jax.Array:
+    """Global count of the tokens that enter the loss, f32 scalar."""
+    return jnp.sum(batch.loss_mask, dtype=jnp.float32)
+
+
+def guards(num_tokens: jax.Array, finite: jax.Array) -> dict[str, jax.Array]:
+    """The metrics that every step reports: was there something to train, and was it sound."""
+    return {
+        "train/action_tokens": num_tokens,
+        "train/empty_update": (num_tokens == 0).astype(jnp.float32),
+        "train/nonfinite": (~finite).astype(jnp.float32),
+    }

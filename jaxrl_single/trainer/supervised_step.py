@@ -9,7 +9,7 @@ import jax
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
 from jaxrl_single.objectives import supervised
-from jaxrl_single.ops import masked, reduce
+from jaxrl_single.ops import reduce
 from jaxrl_single.trainer import accumulate, forward, optim
 from jaxrl_single.trainer import state as state_lib
 
@@ -32,9 +32,9 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
       chunk: tokens per row whose logits exist at one time.
 
     Returns:
-      (state, batch) -> (state, metrics). Metrics are float32 scalars under `warm_start/`: `loss`
-      (nats per token), `grad_norm` (before clipping), `entropy` (nats), `tokens`, and
-      `nonfinite`, `empty_update` (0 or 1).
+      (state, batch) -> (state, metrics), float32 scalars by the names of metrics/names.py:
+      warm_start/loss, warm_start/gradient_norm, train/action_tokens, train/empty_update,
+      train/nonfinite.
     """
 
     def step(state, batch):
@@ -44,23 +44,21 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
         )
 
         def share(params, micro, _, carry):
-            logprobs, entropies = forward.policy_forward(policy, params, micro, chunk=chunk)
-            mask = micro.loss_mask
+            logprobs, _ = forward.policy_forward(policy, params, micro, chunk=chunk)
             loss = reduce.token_mean(
-                supervised.negative_log_likelihood(logprobs, mask),
-                mask,
-                trajectory_lengths=mask,
+                supervised.negative_log_likelihood(logprobs, micro.loss_mask),
+                micro.loss_mask,
+                trajectory_lengths=micro.loss_mask,
                 denominator=denominator,
             )
-            sums = {"warm_start/entropy": (masked.total(entropies, mask), masked.count(mask))}
-            return loss, (sums, carry)
+            return loss, accumulate.Aux(carry=carry)
 
         found = accumulate.gradients(share, state.params, optimizer, batch)
         params, opt_state = accumulate.update(
             state.params, state.opt_state, optimizer, found, num_tokens=num_tokens
         )
-        metrics = accumulate.quotients(found.sums)
-        metrics |= accumulate.summary("warm_start", found, num_tokens=num_tokens)
+        metrics = {"warm_start/loss": found.loss, "warm_start/gradient_norm": found.norm}
+        metrics |= accumulate.guards(num_tokens, found.finite)
         return state_lib.ModelState(params, opt_state, state.step + 1), metrics
 
     return jax.jit(step, donate_argnums=0)
