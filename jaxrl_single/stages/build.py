@@ -1,0 +1,136 @@
+"""ConfigDict -> plain objects. Nothing below this file sees a ConfigDict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import ml_collections
+import optax
+
+from jaxrl_single import types
+from jaxrl_single.algorithms import table as algorithm_table
+from jaxrl_single.data import packing, token_batch
+from jaxrl_single.envs import base, chat
+from jaxrl_single.envs import table as env_table
+from jaxrl_single.models import api
+from jaxrl_single.models import config as model_config
+from jaxrl_single.rollout import episode
+from jaxrl_single.trainer import optim
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The side that knows text: environment, tasks and language. No jax.
+
+    Attributes:
+      make_env: makes the environment of one episode.
+      make_script: a scripted player for demonstrations, or None.
+      language: text <-> token ids.
+      train_tasks, eval_tasks: random access; no question is in both.
+      limits: of an episode.
+    """
+
+    make_env: Callable[[], base.Env]
+    make_script: env_table.MakeScript | None
+    language: chat.Chat
+    train_tasks: Sequence[types.Task]
+    eval_tasks: Sequence[types.Task]
+    limits: episode.Limits
+
+
+def world(config: ml_collections.ConfigDict) -> World:
+    """The environment of the config.
+
+    Raises:
+      ValueError, OSError: unknown environment, bad options, a missing or malformed tasks file.
+    """
+    spec = env_table.get(config.env.name)
+    section = config.env.to_dict()
+    return World(
+        make_env=spec.make_env(section),
+        make_script=spec.make_script,
+        language=spec.make_chat(),
+        train_tasks=spec.make_tasks(section, "train", config.seed),
+        eval_tasks=spec.make_tasks(section, "eval", config.seed),
+        limits=episode.Limits(
+            max_turns=config.env.max_turns,
+            max_turn_tokens=config.env.max_turn_tokens,
+            max_tokens=config.env.max_tokens,
+        ),
+    )
+
+
+def models(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[api.Policy, api.Critic]:
+    """Policy and critic of the same shape.
+
+    Raises:
+      ValueError: unknown size or dtype.
+    """
+    shape = model_config.get(
+        config.model.size,
+        vocab_size=vocab_size,
+        dtype=config.model.dtype,
+        remat=config.model.remat,
+    )
+    return api.build_policy(shape), api.build_critic(shape)
+
+
+def algorithm(config: ml_collections.ConfigDict) -> algorithm_table.Algorithm:
+    """The row of the table with the config's hyper-parameters.
+
+    Fields of `config.rl` that the row does not know belong to other algorithms and are left out.
+
+    Raises:
+      ValueError: unknown algorithm.
+    """
+    row = algorithm_table.get(config.algorithm)
+    known = algorithm_table.hyperparameters(row)
+    overrides = {name: value for name, value in config.rl.to_dict().items() if name in known}
+    return algorithm_table.get(config.algorithm, overrides)
+
+
+def optimizer(
+    section: ml_collections.ConfigDict,
+    params: optim.Params,
+    *,
+    rules: Sequence[tuple[str, str]] = optim.ALL_TRAIN,
+) -> optim.Optimizer:
+    """AdamW over the parameters that the rules train.
+
+    Args:
+      section: `config.policy_optimizer` or `config.critic_optimizer`.
+      params: arrays or shapes.
+      rules: ordered (regex, label); labels are "train" and "frozen".
+    """
+    schedule = optim.warmup(section.learning_rate, warmup_steps=section.warmup_steps)
+    return optim.build(
+        params,
+        rules=rules,
+        transforms={"train": _adamw(section, schedule)},
+        clip_norm=section.clip_norm,
+    )
+
+
+def packer(
+    config: ml_collections.ConfigDict,
+) -> Callable[[Sequence[types.Trajectory]], token_batch.TokenBatch]:
+    """Trajectories -> TokenBatch with the static shapes of `config.batch`."""
+
+    def pack(trajectories: Sequence[types.Trajectory]) -> token_batch.TokenBatch:
+        return packing.pack(
+            trajectories,
+            num_trajectories=config.batch.num_trajectories,
+            row_length=config.batch.row_length,
+            rows_per_micro_batch=config.batch.rows_per_micro_batch,
+            row_buckets=tuple(config.batch.row_buckets),
+            on_limit=config.rollout.on_limit,
+        )
+
+    return pack
+
+
+def _adamw(section: ml_collections.ConfigDict, schedule) -> optax.GradientTransformation:
+    return optim.adamw(
+        schedule, b1=section.b1, b2=section.b2, weight_decay=section.weight_decay
+    )

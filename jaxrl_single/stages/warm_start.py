@@ -1,0 +1,99 @@
+"""Stage 1: supervised training on scripted demonstrations, mistakes included.
+
+RL needs a policy that succeeds sometimes. The demonstrations contain mistakes at a known rate, so
+the imitator ends with a success rate between the two ends, and what RL adds can be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxrl_single import types
+from jaxrl_single.models import api
+from jaxrl_single.rollout import episode, scripted
+from jaxrl_single.stages import build
+from jaxrl_single.trainer import optim, supervised_step
+from jaxrl_single.trainer import state as state_lib
+
+LOGPROB_CHUNK = 1024  # tokens whose logits exist at one time
+_AT_ONCE = 256  # episodes of the script that run together
+
+Report = Callable[[int, dict[str, float]], None]  # (step, metrics)
+
+
+def demonstrations(
+    world: build.World, *, count: int, mistake_rate: float, seed: int
+) -> list[types.Trajectory]:
+    """Plays `count` training tasks by the script, through the same code as the policy's episodes.
+
+    Raises:
+      RuntimeError: an episode failed; it carries the traceback of the first.
+      ValueError: the environment has no script.
+    """
+    if world.make_script is None:
+        raise ValueError("this environment has no script: set warm_start.num_steps=0")
+    numbers = range(count)
+    played = asyncio.run(_play_all(world, numbers, mistake_rate, seed))
+    failed = [trajectory for trajectory in played if trajectory.error is not None]
+    if failed:
+        raise RuntimeError(f"{len(failed)} demonstrations failed; {failed[0].error.message}")
+    return played
+
+
+def train(
+    policy: api.Policy,
+    params: api.Params,
+    demos: list[types.Trajectory],
+    section: ml_collections.ConfigDict,
+    pack: Callable[[list[types.Trajectory]], object],
+    *,
+    seed: int,
+    report: Report,
+) -> api.Params:
+    """Imitates the demonstrations for `section.num_steps` steps and returns the parameters."""
+    schedule = optim.warmup_cosine(
+        section.learning_rate, num_steps=section.num_steps, warmup_fraction=0.05, final_fraction=0.1
+    )
+    adamw = optim.adamw(schedule, b1=0.9, b2=0.95, weight_decay=section.weight_decay)
+    optimizer = optim.build(
+        params, rules=optim.ALL_TRAIN, transforms={"train": adamw}, clip_norm=1.0
+    )
+    step = supervised_step.make_supervised_step(policy, optimizer, chunk=LOGPROB_CHUNK)
+    state = state_lib.ModelState(params, optimizer.init(params), np.int32(0))
+    rng = np.random.default_rng([seed, 1])
+    for number in range(section.num_steps):
+        chosen = rng.choice(len(demos), size=section.batch_size, replace=False)
+        state, metrics = step(state, pack([demos[i] for i in chosen]))
+        report(number + 1, jax.device_get(metrics))
+    return state.params
+
+
+async def _play_all(
+    world: build.World, numbers: range, mistake_rate: float, seed: int
+) -> list[types.Trajectory]:
+    play = functools.partial(_play, world, mistake_rate=mistake_rate, seed=seed)
+    played = []
+    for start in range(0, len(numbers), _AT_ONCE):
+        batch = numbers[start : start + _AT_ONCE]
+        played += await asyncio.gather(*(play(number) for number in batch))
+    return played
+
+
+async def _play(
+    world: build.World, number: int, *, mistake_rate: float, seed: int
+) -> types.Trajectory:
+    # From the far end of the training tasks, so that RL meets fresh ones first.
+    task = world.train_tasks[len(world.train_tasks) - 1 - number % len(world.train_tasks)]
+    ticket = types.Ticket("demonstrations", number, 0, task, purpose="warm_start")
+    rng = np.random.default_rng([seed, 2, number])
+    script = world.make_script(task, mistake_rate=mistake_rate, rng=rng)
+    client = scripted.ScriptedClient(script, world.language)
+    return await episode.run_episode(
+        ticket, world.make_env(), client, world.language, world.limits, source="script"
+    )
