@@ -1,0 +1,95 @@
+"""A workdir belongs to one config: a rerun with another one is refused with the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_single import workdir
+
+# Fields that may differ on a rerun, because they do not change what is learnt: how long, how
+# often to look and to save, and which machine does the work.
+FREE_FIELDS = (
+    "rl.num_steps",  # may only be raised
+    "eval.every_steps",
+    "eval.periodic_num_tasks",
+    "trainer.log_every",
+    "trainer.no_progress_s",
+    "trainer.devices",
+    "trainer.memory_fraction",
+    "sampler.devices",
+    "sampler.memory_fraction",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "weights.directory",
+    "weights.keep",
+    "gate.enabled",
+    "supervisor.max_restarts",
+    "supervisor.heartbeat_s",
+    "supervisor.stop_timeout_s",
+)
+_MISSING = "(no such field)"
+
+
+class WorkdirConflict(ValueError):
+    """The workdir was made with another config; the message lists the fields that differ."""
+
+
+def check(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
+    """Compares a config with that of the workdir, and keeps it as config.json.
+
+    Args:
+      paths: of the run; its root exists.
+      config: nested dict of JSON types and tuples, as ConfigDict.to_dict() gives it.
+
+    Returns:
+      One line per free field that has changed since the last start.
+
+    Raises:
+      WorkdirConflict: a field that matters differs, or rl.num_steps was lowered.
+      workdir.CannotWrite: config.json cannot be written.
+      workdir.BrokenFile: config.json is not JSON.
+    """
+    new = workdir.plain(config)
+    saved = workdir.read_json(paths.config)
+    if saved is None:
+        workdir.write_json(paths.config, new)
+        return []
+    before, now = flatten(saved), flatten(new)
+    changed = [name for name in sorted({*before, *now}) if _differ(before, now, name)]
+    refused = [name for name in changed if not _allowed(before, now, name)]
+    if refused:
+        listing = "\n".join(f"  {_line(before, now, name)}" for name in refused)
+        raise WorkdirConflict(
+            f"{paths.root} belongs to another config. Of the workdir -> as given now:\n{listing}\n"
+            "Give the config of the workdir, or choose another --workdir. "
+            f"Free to change on a rerun: {', '.join(FREE_FIELDS)} (rl.num_steps upwards only)"
+        )
+    if changed:
+        workdir.write_json(paths.config, new)
+    return [_line(before, now, name) for name in changed]
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"rl.num_steps": 150, ...} of a nested dict; an empty dict stays a value."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _differ(before: dict[str, Any], now: dict[str, Any], name: str) -> bool:
+    return before.get(name, _MISSING) != now.get(name, _MISSING)
+
+
+def _allowed(before: dict[str, Any], now: dict[str, Any], name: str) -> bool:
+    if name == "rl.num_steps" and name in before and name in now:
+        return now[name] >= before[name]
+    return name in FREE_FIELDS
+
+
+def _line(before: dict[str, Any], now: dict[str, Any], name: str) -> str:
+    return f"{name}: {before.get(name, _MISSING)!r} -> {now.get(name, _MISSING)!r}"
