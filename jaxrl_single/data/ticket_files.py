@@ -39,9 +39,14 @@ def clear(directory: os.PathLike[str] | str) -> None:
         path.unlink(missing_ok=True)
 
 
-def withdraw(directory: os.PathLike[str] | str, keys: Iterable[str]) -> None:
+def keys(directory: os.PathLike[str] | str) -> list[str]:
+    """Keys of the tickets that wait to be done, in the order of issue."""
+    return [path.stem for path in _files(pathlib.Path(directory))]
+
+
+def withdraw(directory: os.PathLike[str] | str, withdrawn: Iterable[str]) -> None:
     """Removes single tickets; episodes that run already are not stopped."""
-    for key in keys:
+    for key in withdrawn:
         (pathlib.Path(directory) / f"{key}{_SUFFIX}").unlink(missing_ok=True)
 
 
@@ -98,6 +103,7 @@ class FileTickets:
         try:
             target.parent.mkdir(exist_ok=True)
             os.replace(path, target)
+            self._seen.discard(path.name)
         except OSError:
             target = path  # it stays in `_seen`, so it is reported once and not used
         line = f"ticket file {target} is not used: {error}"

@@ -84,6 +84,11 @@ def _task_from_json(fields: dict[str, Any]) -> types.Task:
     return task
 
 
+def first_free_number(keys: Iterable[str]) -> int:
+    """One more than the largest ticket number among keys of tickets; 0 without keys."""
+    return max((int(key.partition("-")[0]) + 1 for key in keys), default=0)
+
+
 class TicketBook:
     """Issues tickets and keeps their fate. Used by the trainer only; not thread-safe."""
 
@@ -255,9 +260,10 @@ class TicketBook:
 
         Args:
           state: of `state()`.
-          next_number: new tickets get at least this number. Give more than any number that was
-            issued after `state` was taken, if workers may still hold such a ticket or its
-            trajectory; with 0 the numbers repeat, and so does all randomness named by them.
+          next_number: new tickets get at least this number. If workers may still hold a ticket
+            issued after `state` was taken, or the store its trajectory, give the
+            `first_free_number` of all those; with 0 the numbers repeat, and so does all
+            randomness named by them.
 
         Raises:
           ValueError: the state is of another run or of other tasks.

@@ -86,7 +86,7 @@ class Scheduler:
         self._running: dict[str, asyncio.Task[types.Trajectory]] = {}
         self._ended: collections.deque[tuple[types.Ticket, asyncio.Task[types.Trajectory]]]
         self._ended = collections.deque()
-        self._wake = asyncio.Event()
+        self._wake = asyncio.Event()  # belongs to one event loop, so each call makes its own
         self.finished = 0
         self.errors = 0
 
@@ -102,6 +102,7 @@ class Scheduler:
         if self._tickets is None:
             raise ValueError("a scheduler made without `tickets` can only drain")
         loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
         next_poll = loop.time()
         try:
             while not stop():
@@ -125,6 +126,7 @@ class Scheduler:
           The trajectories in the order of `tickets`.
         """
         results: dict[str, types.Trajectory] = {}
+        self._wake = asyncio.Event()
         try:
             self._queue(tickets)
             while len(results) < len(tickets):
