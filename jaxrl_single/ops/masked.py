@@ -24,7 +24,8 @@ def total(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 def count(mask: jax.Array) -> jax.Array:
     """Number of True entries, a float32 scalar."""
-    return jnp.sum(mask.astype(jnp.float32))
+    # Counted as integers: a float32 sum of ones stops growing at 2^24, a large batch's size.
+    return jnp.sum(mask, dtype=jnp.int32).astype(jnp.float32)
 
 
 def mean(x: jax.Array, mask: jax.Array, *, denominator: jax.Array | None = None) -> jax.Array:
