@@ -59,6 +59,7 @@ def exit_with_parent(parent_pid: int, *, interval_s: float = 1.0) -> None:
     Linux sends SIGKILL at once (prctl, which works although a thread holds the interpreter); a
     thread looks every `interval_s` on every system, and covers a parent that died before this
     call. Nothing is saved: the checkpoints are whole at any moment, and a rerun may begin now.
+    A process that starts others must see to them in the same way; a rerun ends what is left.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

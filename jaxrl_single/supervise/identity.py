@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -35,12 +37,39 @@ def is_alive(record: dict) -> bool:
     return record["start_time"] is not None and start_time(record["pid"]) == record["start_time"]
 
 
-def kill_group(pid: int, number: int) -> None:
-    """Sends a signal to the process group that `pid` leads; a group that is gone is fine."""
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
+def group(leader: dict, environment: dict[str, str]) -> list[dict]:
+    """Records of the living processes of a group that `describe` recorded the leader of.
+
+    A leader that is alive is known by its start time. The rest of the group may outlive it, and
+    the number may by then belong to another group; ours were started with `environment`, which
+    only Linux can tell: elsewhere the rest is left alone.
+    """
+    members = [leader] if is_alive(leader) else []
+    wanted = {f"{name}={value}".encode() for name, value in environment.items()}
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        pid = int(path.parent.name)
+        try:
+            ours = os.getpgid(pid) == leader["pid"] and wanted <= set(
+                path.read_bytes().split(b"\0")
+            )
+        except OSError:  # gone by now, or somebody else's
+            continue
+        if ours and pid != leader["pid"]:
+            members.append(describe(pid))
+    return members
+
+
+def kill(record: dict) -> None:
+    """SIGKILL to the very process that was recorded; one that is gone is fine."""
+    if is_alive(record):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record["pid"], signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process group that `pid` leads; a group that is gone is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def wait_until_gone(record: dict, timeout_s: float) -> bool:

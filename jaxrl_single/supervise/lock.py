@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import time
 from collections.abc import Iterator
 
 from jaxrl_single import workdir
-from jaxrl_single.supervise import identity
+from jaxrl_single.supervise import child, identity
 
 _PROBE_S = 1.0  # `workdir.is_running` holds the lock for an instant; wait so long for it
 
@@ -48,20 +47,23 @@ def hold(paths: workdir.Workdir) -> Iterator[list[str]]:
 def reclaim(paths: workdir.Workdir) -> list[str]:
     """Kills processes of a dead run that still live, removes its temporary files.
 
-    Call it with the lock held: then the parent of those processes is dead. A process is ours
-    only when pid and start time are those that were recorded.
+    Call it with the lock held: then the parent of those processes is dead.
     """
     done = []
     record = workdir.read_json(paths.processes) or {}
-    for name, child in record.get("children", {}).items():
-        if identity.is_alive(child):
-            identity.kill_group(child["pid"], signal.SIGKILL)
-            if not identity.wait_until_gone(child, timeout_s=10.0):
-                raise WorkdirBusy(
-                    f"{name} of an earlier run in {paths.root} does not die: process "
-                    f"{child['pid']}; end it, then run the same command again"
-                )
-            done.append(f"ended the {name} that an earlier run left, process {child['pid']}")
+    for name, left in record.get("children", {}).items():
+        members = identity.group(left, {child.PARENT_PID: str(record["parent"]["pid"])})
+        for member in members:
+            identity.kill(member)
+        stubborn = [m["pid"] for m in members if not identity.wait_until_gone(m, timeout_s=10.0)]
+        if stubborn:
+            raise WorkdirBusy(
+                f"{name} of an earlier run in {paths.root} does not die: processes {stubborn}; "
+                "end them, then run the same command again"
+            )
+        if members:
+            pids = ", ".join(str(member["pid"]) for member in members)
+            done.append(f"ended what an earlier run left of its {name}: {pids}")
     for directory in (paths.root, paths.logs, paths.tickets):
         for path in workdir.remove_temporaries(directory):
             done.append(f"removed the half-written {path.relative_to(paths.root)}")

@@ -19,6 +19,7 @@ from jaxrl_single import workdir
 from jaxrl_single.supervise import child, identity, logs
 
 _STACKS_S = 1.0  # for a silent process to print its stacks before it is killed
+_SAME_REQUEST_S = 1.0  # `timeout` and shells send a signal twice, to the process and its group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ class _Running:
             if os.waitid(os.P_PID, self.process.pid, options) is None:
                 return None
             # Not yet reaped, so its number cannot belong to anybody else.
-            identity.kill_group(self.process.pid, signal.SIGKILL)
+            identity.kill_group(self.process.pid)
             self.process.wait()
         return self.process.returncode
 
@@ -106,7 +107,7 @@ class _Running:
     def kill(self) -> None:
         """Ends it and its process group, now."""
         if self.exit_code() is None:
-            identity.kill_group(self.process.pid, signal.SIGKILL)
+            identity.kill_group(self.process.pid)
             self.process.wait()
 
     def silent_s(self) -> float:
@@ -129,6 +130,8 @@ class _Running:
 
 class Supervisor:
     """Runs programs to the end of the main one. Use it in the main thread, inside `lock.hold`.
+
+    SIGTERM or SIGINT asks for a stop; a second one, later, does not wait for the checkpoint.
 
     Args:
       paths: of the run; logs, heartbeats and processes.json go there.
@@ -163,6 +166,7 @@ class Supervisor:
         self._running: dict[str, _Running] = {}
         self._failures: list[_Failure] = []
         self._stop_requests = 0
+        self._requested_at = -float("inf")
 
     def run(self) -> Outcome:
         """Starts everything and returns when everything has ended.
@@ -243,7 +247,9 @@ class Supervisor:
         if code in (0, -signal.SIGTERM):
             return Outcome(0)
         reason = _reason(code)
-        if code == -signal.SIGKILL:
+        if self._stop_requests > 1:
+            reason = "was killed before it had stopped, at the second request"
+        elif code == -signal.SIGKILL:
             reason = f"did not stop within {self._stop_timeout_s:g} s (supervisor.stop_timeout_s)"
         self._failures.append(main.failure(reason))
         return self._failed()
@@ -303,7 +309,10 @@ class Supervisor:
             raise RuntimeError("Supervisor.run takes signals, so it belongs into the main thread")
 
         def request(number: int, frame: object) -> None:
-            self._stop_requests += 1
+            now = time.monotonic()
+            if now - self._requested_at > _SAME_REQUEST_S:
+                self._stop_requests += 1
+            self._requested_at = now
 
         numbers = (signal.SIGTERM, signal.SIGINT)
         return {number: signal.signal(number, request) for number in numbers}
