@@ -160,6 +160,9 @@ class Scheduler:
         del self._running[ticket.key]
         self._ended.append((ticket, task))
         self._wake.set()
+        # Here and not when `_sleep` returns: its timer fires by the clock, and then the moment at
+        # which the next episode joins the sampler's batch would not be deterministic.
+        self._start()
 
     async def _episode(self, ticket: types.Ticket) -> types.Trajectory:
         kind = "sampler"
@@ -199,9 +202,9 @@ class Scheduler:
         return delivered
 
     async def _cancel(self) -> None:
+        self._waiting.clear()
         running = list(self._running.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._ended.clear()
-        self._waiting.clear()

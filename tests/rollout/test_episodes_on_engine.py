@@ -1,0 +1,82 @@
+"""Episodes on the real engine with a random policy: what a run records, without training."""
+
+import asyncio
+
+import jax
+import numpy as np
+import pytest
+
+from configs import common
+from jaxrl_single import store, types
+from jaxrl_single.envs import table
+from jaxrl_single.models import api
+from jaxrl_single.models import config as model_config
+from jaxrl_single.rollout import episode, scheduler
+from jaxrl_single.sampler import engine as engine_lib
+from jaxrl_single.sampler import local_client
+
+SECTION = {**common.base().env.to_dict(), "max_turns": 3, "max_turn_tokens": 6, "max_tokens": 40}
+SPEC = table.get("calculator")
+CHAT = SPEC.make_chat()
+LIMITS = episode.Limits(max_turns=3, max_turn_tokens=6, max_tokens=40)
+VERSION = 5
+
+
+@pytest.fixture(scope="module")
+def policy_and_params():
+    policy = api.build_policy(model_config.get("tiny", vocab_size=CHAT.vocab_size))
+    return policy, policy.init(jax.random.key(0))
+
+
+def _tickets():
+    tasks = SPEC.make_tasks(SECTION, "train", 0)
+    return [types.Ticket("run", n, 0, tasks[n], temperature=1.0, group_id=n) for n in range(12)]
+
+
+def _drain(policy_and_params, batch, *, max_in_flight):
+    engine = engine_lib.Engine(
+        *policy_and_params,
+        VERSION,
+        num_slots=4,
+        cache_length=48,
+        decode_chunk=3,
+        prefill_rows=2,
+        prefill_lengths=(16,),
+        seed=0,
+    )
+    finished = []
+    worker = scheduler.Scheduler(
+        sink=finished.append,
+        make_env=SPEC.make_env(SECTION),
+        client_for=lambda client: sampler,
+        chat=CHAT,
+        limits=LIMITS,
+        max_in_flight=max_in_flight,
+    )
+    sampler = local_client.InlineClient(engine)
+    return asyncio.run(worker.drain(batch)), [trajectory.ticket for trajectory in finished]
+
+
+def test_episodes_are_valid_repeatable_and_independent_of_their_company(
+    policy_and_params, tmp_path
+):
+    batch = _tickets()
+    first, order = _drain(policy_and_params, batch, max_in_flight=4)
+    again, same_order = _drain(policy_and_params, batch, max_in_flight=4)
+    alone, _ = _drain(policy_and_params, batch[3:5], max_in_flight=1)
+    assert order == same_order
+    for one, other in [*zip(first, again, strict=True), *zip(first[3:5], alone, strict=True)]:
+        for name in types.TOKEN_FIELDS:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    kept = store.TrajectoryStore(tmp_path, "run")
+    for trajectory in first:
+        assert trajectory.error is None
+        assert kept.write(trajectory)
+        assert set(trajectory.policy_versions[trajectory.action_mask]) == {VERSION}
+        assert trajectory.num_tokens <= LIMITS.max_tokens
+        assert (trajectory.entropies[trajectory.action_mask] > 0).all()
+        prompt = CHAT.prompt(trajectory.messages[0]["content"])
+        assert trajectory.tokens[: len(prompt)].tolist() == prompt
+    assert {t.finish_reasons[-1] for t in first} <= {"stop", "length"}
+    assert any(len(t.finish_reasons) > 1 for t in first)
+    assert len({t.tokens.tobytes() for t in first}) == len(first)
