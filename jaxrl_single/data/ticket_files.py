@@ -39,17 +39,6 @@ def clear(directory: os.PathLike[str] | str) -> None:
         path.unlink(missing_ok=True)
 
 
-def keys(directory: os.PathLike[str] | str) -> list[str]:
-    """Keys of the tickets that wait to be done, in the order of issue."""
-    return [path.stem for path in _files(pathlib.Path(directory))]
-
-
-def withdraw(directory: os.PathLike[str] | str, withdrawn: Iterable[str]) -> None:
-    """Removes single tickets; episodes that run already are not stopped."""
-    for key in withdrawn:
-        (pathlib.Path(directory) / f"{key}{_SUFFIX}").unlink(missing_ok=True)
-
-
 class FileTickets:
     """The worker's end of the directory: a `TicketSource` of rollout/scheduler.py.
 

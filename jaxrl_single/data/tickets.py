@@ -84,11 +84,6 @@ def _task_from_json(fields: dict[str, Any]) -> types.Task:
     return task
 
 
-def first_free_number(keys: Iterable[str]) -> int:
-    """One more than the largest ticket number among keys of tickets; 0 without keys."""
-    return max((int(key.partition("-")[0]) + 1 for key in keys), default=0)
-
-
 class TicketBook:
     """Issues tickets and keeps their fate. Used by the trainer only; not thread-safe."""
 
@@ -215,11 +210,6 @@ class TicketBook:
         """Closes evaluation tickets; UnknownTicket if not stored."""
         self._consume(keys, None)
 
-    def withdraw(self, keys: Iterable[str]) -> None:
-        """Closes open tickets that nobody needs any longer; UnknownTicket if not open."""
-        for key in keys:
-            self._close(key)
-
     def in_flight(self, split: str = "train") -> list[types.Ticket]:
         """Open tickets without a trajectory, in the order of issue."""
         return [
@@ -260,10 +250,9 @@ class TicketBook:
 
         Args:
           state: of `state()`.
-          next_number: new tickets get at least this number. If workers may still hold a ticket
-            issued after `state` was taken, or the store its trajectory, give the
-            `first_free_number` of all those; with 0 the numbers repeat, and so does all
-            randomness named by them.
+          next_number: new tickets get at least this number. Give more than any number that was
+            issued after `state` was taken, if workers may still hold such a ticket or the store
+            its trajectory; with 0 the numbers repeat, and so does all randomness named by them.
 
         Raises:
           ValueError: the state is of another run or of other tasks.

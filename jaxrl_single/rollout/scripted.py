@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
-
 from jaxrl_single import types, wire
-from jaxrl_single.envs import base, table
 from jaxrl_single.envs import chat as chat_lib
-from jaxrl_single.rollout import episode, scheduler
+from jaxrl_single.envs import table
 
 
 class ScriptedClient:
@@ -36,41 +31,3 @@ class ScriptedClient:
 
     async def release(self, session: str) -> None:
         """Holds nothing for the session."""
-
-
-async def demonstrate(
-    tickets: Sequence[types.Ticket],
-    *,
-    make_env: Callable[[], base.Env],
-    make_script: table.MakeScript,
-    chat: chat_lib.Chat,
-    limits: episode.Limits,
-    mistake_rate: float,
-    seed: int,
-    max_in_flight: int = 64,
-) -> list[types.Trajectory]:
-    """Plays each ticket by a script of its own.
-
-    Args:
-      tickets: what to play; a ticket's number and `seed` fix its mistakes.
-      mistake_rate: chance of a mistake at each action.
-      max_in_flight: episodes at once, for environments that wait.
-
-    Returns:
-      The trajectories in the order of the tickets, source "script"; failed ones with their error.
-    """
-
-    def client_for(ticket: types.Ticket) -> ScriptedClient:
-        rng = np.random.default_rng([seed, ticket.number])
-        return ScriptedClient(make_script(ticket.task, mistake_rate=mistake_rate, rng=rng), chat)
-
-    worker = scheduler.Scheduler(
-        sink=lambda trajectory: None,
-        make_env=make_env,
-        client_for=client_for,
-        chat=chat,
-        limits=limits,
-        max_in_flight=max_in_flight,
-        source="script",
-    )
-    return await worker.drain(tickets)

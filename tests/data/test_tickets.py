@@ -139,16 +139,10 @@ def test_only_stored_tickets_can_be_consumed(mark):
         getattr(one, mark)([ticket.key])
 
 
-def test_unknown_failures_and_withdrawals_are_the_callers_fault():
+def test_an_unknown_failure_is_the_callers_fault():
     one = book()
     with pytest.raises(tickets.UnknownTicket, match="000000009-0 is not open"):
         one.mark_error("000000009-0")
-    batch = one.issue(2)
-    one.withdraw(keys(batch))
-    assert one.in_flight() == []
-    assert one.counts()["written"] == 0
-    with pytest.raises(tickets.UnknownTicket):
-        one.withdraw(keys(batch))
 
 
 def test_restore_sends_what_is_not_stored_first_and_goes_on_with_the_same_tasks():
@@ -180,11 +174,6 @@ def test_restore_can_skip_numbers_that_may_still_be_in_use():
     assert [t.number for t in other.issue(2)] == [0, 1, 50, 51]
     other.restore(state, next_number=1)
     assert [t.number for t in other.issue(1)] == [0, 1, 2]
-
-
-def test_first_free_number_is_above_all_keys():
-    assert tickets.first_free_number([]) == 0
-    assert tickets.first_free_number(["000000009-0", "000000123-1", "000000007-3"]) == 124
 
 
 def test_restore_refuses_another_run_and_broken_states():

@@ -7,7 +7,7 @@ import numpy as np
 from configs import common
 from jaxrl_single import types, wire
 from jaxrl_single.envs import table
-from jaxrl_single.rollout import episode, scripted
+from jaxrl_single.rollout import episode, scheduler, scripted
 
 SECTION = common.base().env.to_dict()
 SPEC = table.get("calculator")
@@ -21,19 +21,26 @@ LIMITS = episode.Limits(
 
 def _demonstrations(count, *, mistake_rate, seed=0, max_in_flight=8):
     tasks = SPEC.make_tasks(SECTION, "train", 0)
-    tickets = [types.Ticket("run", i, 0, tasks[i], purpose="warm_start") for i in range(count)]
-    return asyncio.run(
-        scripted.demonstrate(
-            tickets,
-            make_env=SPEC.make_env(SECTION),
-            make_script=SPEC.make_script,
-            chat=CHAT,
-            limits=LIMITS,
-            mistake_rate=mistake_rate,
-            seed=seed,
-            max_in_flight=max_in_flight,
-        )
+    return _play([tasks[i] for i in range(count)], mistake_rate, seed, max_in_flight)
+
+
+def _play(tasks, mistake_rate, seed=0, max_in_flight=8):
+    def client_for(ticket):
+        rng = np.random.default_rng([seed, ticket.number])
+        script = SPEC.make_script(ticket.task, mistake_rate=mistake_rate, rng=rng)
+        return scripted.ScriptedClient(script, CHAT)
+
+    worker = scheduler.Scheduler(
+        sink=lambda trajectory: None,
+        make_env=SPEC.make_env(SECTION),
+        client_for=client_for,
+        chat=CHAT,
+        limits=LIMITS,
+        max_in_flight=max_in_flight,
+        source="script",
     )
+    tickets = [types.Ticket("run", number, 0, task) for number, task in enumerate(tasks)]
+    return asyncio.run(worker.drain(tickets))
 
 
 def test_right_demonstrations_succeed_and_are_marked_as_scripted():
@@ -109,19 +116,8 @@ def test_the_script_hears_each_observation_once():
     assert trajectory.success
 
 
-def test_a_script_that_fails_is_an_error_trajectory():
-    tickets = [types.Ticket("run", 0, 0, types.Task("t", "1+2+", "3"))]
-    (trajectory,) = asyncio.run(
-        scripted.demonstrate(
-            tickets,
-            make_env=SPEC.make_env(SECTION),
-            make_script=SPEC.make_script,
-            chat=CHAT,
-            limits=LIMITS,
-            mistake_rate=0.0,
-            seed=0,
-        )
-    )
+def test_a_task_that_the_script_cannot_play_is_an_error_trajectory():
+    (trajectory,) = _play([types.Task("t", "1+2+", "3")], 0.0)
     assert trajectory.error.kind == "sampler"
     assert "'1+2+' ends where a number" in trajectory.error.message
     assert trajectory.source == "script"
