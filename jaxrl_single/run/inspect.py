@@ -1,0 +1,30 @@
+"""Prints the state of a run as one JSON object: python -m jaxrl_single.run.inspect WORKDIR
+
+run_id, step, policy_version, params_sha256, trajectories {written, trained, dropped_stale,
+errors, pending}, evals [{stage, step, policy_version, n, success, ci_low, ci_high}]
+"""
+
+import argparse
+import json
+import sys
+
+from jaxrl_single import workdir
+from jaxrl_single.report import inspect
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workdir", metavar="WORKDIR")
+    try:
+        found = inspect.inspect(workdir.Workdir(parser.parse_args().workdir))
+    except (workdir.BrokenFile, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
