@@ -20,6 +20,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -122,6 +123,11 @@ class TrajectoryStore:
         """True when a file of this key was here at the start or was written by this process."""
         return key in self._written[split]
 
+    def keys(self) -> list[str]:
+        """Keys of all files that are here now, of both splits."""
+        paths = [path for split in types.SPLITS for path in files(self.directory, split)]
+        return [key for path in paths if (key := key_of(path)) is not None]
+
     def scan(self, split: str = "train") -> list[str]:
         """Keys that no earlier scan returned, in the order in which their episodes finished."""
         with self._lock:
@@ -160,6 +166,7 @@ class TrajectoryStore:
         except (OSError, types.InvalidTrajectory) as error:
             with self._lock:
                 del self._paths[key]
+                self._scanned[path.parent.name].discard(key)  # a sound file of it may follow
                 raise Rejected(self._reject(path, key, str(error))) from error
         return trajectory
 
@@ -228,9 +235,7 @@ def key_of(path: pathlib.Path) -> str | None:
 def encode(trajectory: types.Trajectory) -> bytes:
     """One trajectory as a safetensors file: arrays of TOKEN_FIELDS and a JSON header."""
     arrays = {name: getattr(trajectory, name) for name in types.TOKEN_FIELDS}
-    record = {name: getattr(trajectory, name) for name in _PLAIN_FIELDS}
-    if trajectory.error is not None:
-        record["error"] = dataclasses.asdict(trajectory.error)
+    record = {name: value for name, value in to_tokens(trajectory).items() if name not in arrays}
     header = json.dumps(workdir.plain(record), allow_nan=False, sort_keys=True)
     metadata = {"format": _FORMAT, "trajectory": header, "blake2b": _checksum(header, arrays)}
     return safetensors.numpy.save(
@@ -253,6 +258,28 @@ def decode(data: bytes) -> types.Trajectory:
         # Whatever a foreign or torn file does to the parsers, it is one kind of fault to us.
         raise types.InvalidTrajectory(f"the file is torn or no trajectory ({error!r})") from error
     return trajectory
+
+
+def to_tokens(trajectory: types.Trajectory) -> dict[str, Any]:
+    """Every field of a trajectory, arrays as arrays; `workdir.plain` makes it JSON."""
+    return {
+        field.name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+        for field in dataclasses.fields(trajectory)
+        for value in [getattr(trajectory, field.name)]
+    }
+
+
+def to_messages(trajectory: types.Trajectory) -> dict[str, Any]:
+    """A trajectory as a conversation, for people and for tools that read chat `messages`."""
+    return {
+        "id": f"{trajectory.run_id}/{trajectory.key}",
+        "task_id": trajectory.task_id,
+        "messages": trajectory.messages,
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+        "truncated": trajectory.truncated,
+        "error": None if trajectory.error is None else trajectory.error.kind,
+    }
 
 
 def _decode(data: bytes) -> types.Trajectory:

@@ -1,0 +1,57 @@
+"""Turns the trajectories of a run into JSON lines: python -m jaxrl_single.run.export WORKDIR
+
+    --form=tokens     one trajectory a line, every field and per-token array
+    --form=messages   {"id", "task_id", "messages": [{"role", "content"}], "reward", ...}
+
+A trajectory lies in the store until a checkpoint covers the step that trained it.
+"""
+
+import argparse
+import json
+import sys
+
+from jaxrl_single import store, types, workdir
+
+FORMS = {"tokens": store.to_tokens, "messages": store.to_messages}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workdir", metavar="WORKDIR")
+    parser.add_argument("--form", choices=sorted(FORMS), default="tokens")
+    parser.add_argument("--split", choices=types.SPLITS, default="train")
+    parser.add_argument("--output", default="-", help="a file; - is standard output")
+    args = parser.parse_args()
+    try:
+        paths = workdir.Workdir(args.workdir)
+        run_id = workdir.run_id_of(paths)
+        with open(args.output, "w") if args.output != "-" else sys.stdout as output:
+            skipped = export(paths, run_id, args.split, FORMS[args.form], output)
+    except (workdir.BrokenFile, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 1 if skipped else 0
+
+
+def export(paths: workdir.Workdir, run_id: str, split: str, form, output) -> int:
+    """Writes one line per trajectory; returns how many files could not be used."""
+    skipped = 0
+    for path in store.files(paths.trajectories, split):
+        try:
+            trajectory = store.decode(path.read_bytes())
+            if trajectory.run_id != run_id:
+                raise types.InvalidTrajectory(f"it is of run {trajectory.run_id}, not {run_id}")
+        except FileNotFoundError:  # trained and covered in this very moment
+            continue
+        except types.InvalidTrajectory as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            skipped += 1
+            continue
+        output.write(json.dumps(workdir.plain(form(trajectory)), allow_nan=False) + "\n")
+    return skipped
+
+
+if __name__ == "__main__":
+    sys.exit(main())
