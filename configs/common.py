@@ -54,7 +54,7 @@ def parse_arg(arg: str, **defaults: bool) -> dict[str, bool]:
 def shrink(config: ConfigDict) -> None:
     """Makes any config run in seconds on CPU: every stage and code path, hardly any learning."""
     config.model.size = "tiny_moe" if "moe" in config.model.size else "tiny"
-    config.warm_start.update({"num_demonstrations": 64, "num_steps": 4, "batch_size": 16})
+    config.warm_start.update({"num_demonstrations": 64, "num_steps": 4, "batch_size": 8})
     config.value_pretraining.update({"num_trajectories": 16, "max_steps": 4, "eval_every": 2})
     config.rl.update({"num_steps": 4, "critic_only_steps": 1})
     config.batch.update(

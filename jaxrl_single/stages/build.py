@@ -113,14 +113,18 @@ def optimizer(
 
 
 def packer(
-    config: ml_collections.ConfigDict,
+    config: ml_collections.ConfigDict, *, num_trajectories: int | None = None
 ) -> Callable[[Sequence[types.Trajectory]], token_batch.TokenBatch]:
-    """Trajectories -> TokenBatch with the static shapes of `config.batch`."""
+    """Trajectories -> TokenBatch with the static shapes of `config.batch`.
+
+    Args:
+      num_trajectories: of a batch, when it is not `config.batch.num_trajectories`.
+    """
 
     def pack(trajectories: Sequence[types.Trajectory]) -> token_batch.TokenBatch:
         return packing.pack(
             trajectories,
-            num_trajectories=config.batch.num_trajectories,
+            num_trajectories=num_trajectories or config.batch.num_trajectories,
             row_length=config.batch.row_length,
             rows_per_micro_batch=config.batch.rows_per_micro_batch,
             row_buckets=tuple(config.batch.row_buckets),
@@ -131,6 +135,4 @@ def packer(
 
 
 def _adamw(section: ml_collections.ConfigDict, schedule) -> optax.GradientTransformation:
-    return optim.adamw(
-        schedule, b1=section.b1, b2=section.b2, weight_decay=section.weight_decay
-    )
+    return optim.adamw(schedule, b1=section.b1, b2=section.b2, weight_decay=section.weight_decay)

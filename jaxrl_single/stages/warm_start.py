@@ -65,7 +65,7 @@ def train(
         params, rules=optim.ALL_TRAIN, transforms={"train": adamw}, clip_norm=1.0
     )
     step = supervised_step.make_supervised_step(policy, optimizer, chunk=LOGPROB_CHUNK)
-    state = state_lib.ModelState(params, optimizer.init(params), np.int32(0))
+    state = state_lib.init_model_state(params, optimizer)
     rng = np.random.default_rng([seed, 1])
     for number in range(section.num_steps):
         chosen = rng.choice(len(demos), size=section.batch_size, replace=False)

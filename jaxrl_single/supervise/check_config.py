@@ -97,11 +97,16 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
                 f"batch.row_buckets holds {rows}, not a multiple of "
                 f"batch.rows_per_micro_batch ({batch.rows_per_micro_batch})"
             )
-    if max(batch.row_buckets) < batch.num_trajectories:
-        yield (
-            f"the largest of batch.row_buckets ({max(batch.row_buckets)}) is below "
-            f"batch.num_trajectories ({batch.num_trajectories}): long episodes would not fit"
-        )
+    sizes = {
+        "batch.num_trajectories": batch.num_trajectories,
+        "warm_start.batch_size": config.warm_start.batch_size,
+    }
+    for name, size in sizes.items():
+        if max(batch.row_buckets) < size:
+            yield (
+                f"the largest of batch.row_buckets ({max(batch.row_buckets)}) is below "
+                f"{name} ({size}): long episodes would not fit"
+            )
     if config.rl.group_size > 0 and batch.num_trajectories % config.rl.group_size:
         yield "batch.num_trajectories must be a multiple of rl.group_size"
     if config.rollout.max_in_flight > sampler.num_slots:

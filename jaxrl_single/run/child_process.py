@@ -1,0 +1,72 @@
+"""What trainer and sampler processes share: config, heartbeat, signals, readable errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_collections
+
+from jaxrl_single import workdir
+from jaxrl_single.supervise import child
+
+Body = Callable[..., None]  # (config, paths, *, stopping, beat)
+
+
+def run(name: str, root: str, body: Body) -> None:
+    """Runs a process of the run in `root`; exits with 0 when done or stopped, else with 1."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax tells its whole life at INFO
+    paths = workdir.Workdir(root)
+    heartbeat = child.start(paths, name)
+    stopping = child.stop_on_signals()
+    sys.exit(guarded(body, load_config(paths), paths, stopping=stopping, beat=heartbeat.beat))
+
+
+def guarded(
+    body: Body,
+    config: ml_collections.ConfigDict,
+    paths: workdir.Workdir,
+    *,
+    stopping: Callable[[], bool],
+    beat: Callable[[], None],
+) -> int:
+    """Exit code of `body`. Errors made for people are printed without a traceback."""
+    from jaxrl_single import checkpoint  # these import jax, which an entry point does late
+    from jaxrl_single.stages import gate, rl, rollouts
+
+    for_people = (
+        workdir.CannotWrite,
+        workdir.BrokenFile,
+        checkpoint.CheckpointError,
+        gate.GateFailed,
+        rl.Diverged,
+        rollouts.RolloutFailed,
+    )
+    try:
+        body(config, paths, stopping=stopping, beat=beat)
+    except rollouts.Stopped:
+        logging.info("stopped as asked; the same command continues")
+    except for_people as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:
+    """The config of the workdir; JSON has no tuples, so lists are read as such."""
+    config = ml_collections.ConfigDict(_with_tuples(workdir.read_json(paths.config)))
+    config.lock()
+    return config
+
+
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_tuples(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_with_tuples(item) for item in value)
+    return value

@@ -1,0 +1,141 @@
+"""Starts a run from a config: checks everything that needs no device, then supervises."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import ml_collections
+
+from jaxrl_single import workdir
+from jaxrl_single.envs import table as env_table
+from jaxrl_single.report import progress, summary
+from jaxrl_single.run import child_process
+from jaxrl_single.supervise import check_config, child, devices, lock, processes, workdir_config
+
+_FOR_PEOPLE = (
+    check_config.ConfigError,
+    devices.DeviceError,
+    lock.WorkdirBusy,
+    workdir.BrokenFile,
+    workdir.CannotWrite,
+    workdir_config.WorkdirConflict,
+)
+
+
+def run(config: ml_collections.ConfigDict, root: str) -> int:
+    """Runs all stages in `root`; returns the exit code, 2 when nothing was started."""
+    try:
+        check_config.check(config)
+        _check_world(config)
+        plan = _plan_devices(config)
+        paths, _ = workdir.create(root)
+        with lock.hold(paths) as reclaimed:
+            changed = workdir_config.check(paths, config.to_dict())
+            for line in [*reclaimed, *(f"config: {line}" for line in changed), plan.message]:
+                print(line, flush=True)
+            config.mode = plan.mode
+            code = (
+                _run_sync(config, paths)
+                if config.mode == "sync"
+                else _run_local(config, paths, plan)
+            )
+            if code == 0:
+                print(summary.text(paths))
+            return code
+    except _FOR_PEOPLE as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def dry_run(config: ml_collections.ConfigDict) -> int:
+    """Prints what `run` would do."""
+    try:
+        check_config.check(config)
+        _check_world(config)
+        from jaxrl_single.stages import plan  # imports jax
+
+        print(plan.describe(config))
+        print(f"  {_plan_devices(config).message}")
+    except _FOR_PEOPLE as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check_world(config: ml_collections.ConfigDict) -> None:
+    """Environment, options and tasks files, before any device is touched."""
+    try:
+        spec = env_table.get(config.env.name)
+        section = config.env.to_dict()
+        spec.make_env(section)
+        for split in ("train", "eval"):
+            spec.make_tasks(section, split, config.seed)[0]
+    except (ValueError, OSError) as error:
+        raise check_config.ConfigError(f"env: {error}") from error
+
+
+def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
+    platform, count = devices.detect()
+    return devices.plan(
+        config.mode,
+        platform,
+        count,
+        trainer_devices=config.trainer.devices,
+        sampler_devices=config.sampler.devices,
+        trainer_memory=config.trainer.memory_fraction,
+        sampler_memory=config.sampler.memory_fraction,
+    )
+
+
+def _run_local(
+    config: ml_collections.ConfigDict, paths: workdir.Workdir, plan: devices.DevicePlan
+) -> int:
+    def program(name: str, env: dict[str, str], **fields) -> processes.Program:
+        argv = (sys.executable, "-m", f"jaxrl_single.run.{name}", f"--workdir={paths.root}")
+        return processes.Program(name, argv, env={**_cache_env(), **env}, **fields)
+
+    section = config.supervisor
+    display = progress.Display(paths)
+    supervisor = processes.Supervisor(
+        paths,
+        [
+            program("trainer", plan.trainer_env, main=True),
+            program("sampler", plan.sampler_env, max_restarts=section.max_restarts),
+        ],
+        heartbeat_s=section.heartbeat_s,
+        stop_timeout_s=section.stop_timeout_s,
+        tick=display.tick,
+        say=display.say,
+    )
+    with display:
+        outcome = supervisor.run()
+    if outcome.message:
+        print(outcome.message, file=sys.stderr)
+    return outcome.exit_code
+
+
+def _run_sync(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> int:
+    os.environ.update(_cache_env())
+    from jaxrl_single.stages import trainer_process  # imports jax
+
+    display = progress.Display(paths)
+    with display:
+        return child_process.guarded(
+            trainer_process.run,
+            config,
+            paths,
+            stopping=child.stop_on_signals(),
+            beat=display.tick,
+        )
+
+
+def _cache_env() -> dict[str, str]:
+    """Compiled programs are kept between runs unless the user has said where or not at all."""
+    names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    default = str(pathlib.Path.home() / ".cache" / "jaxrl_single" / "jax")
+    return {
+        name: os.environ.get(name, value)
+        for name, value in zip(names, (default, "0.3"), strict=True)
+    }

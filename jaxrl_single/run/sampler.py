@@ -1,0 +1,18 @@
+"""The sampler as a process of its own; `run.local` starts it. Reads WORKDIR/config.json."""
+
+from absl import app, flags
+
+from jaxrl_single.run import child_process
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run", required=True)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    from jaxrl_single.stages import sampler_process  # imports jax
+
+    child_process.run("sampler", _WORKDIR.value, sampler_process.run)
+
+
+if __name__ == "__main__":
+    app.run(main)

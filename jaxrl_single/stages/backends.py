@@ -1,0 +1,106 @@
+"""Who runs the episodes: another process through files, or this one inline."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+
+from jaxrl_single import store as store_lib
+from jaxrl_single import types
+from jaxrl_single.data import ticket_files
+from jaxrl_single.rollout import scheduler as scheduler_lib
+from jaxrl_single.sampler import engine as engine_lib
+from jaxrl_single.sampler import local_client
+from jaxrl_single.stages import build, rollouts
+from jaxrl_single.weights import base as weights_base
+
+MakeEngine = Callable[[weights_base.Params, int], engine_lib.Engine]
+
+
+class FileBackend:
+    """A sampler process that reads tickets and weights from directories and writes the store."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        *,
+        stopping: Callable[[], bool],
+        tick: Callable[[], None],
+        pause_s: float = 0.01,
+    ):
+        """`tick` is called in every turn of waiting, for the heartbeat."""
+        self._directory = directory
+        self._stopping = stopping
+        self._tick = tick
+        self._pause_s = pause_s
+
+    def send(self, batch: Sequence[types.Ticket]) -> None:
+        ticket_files.write(self._directory, batch)
+
+    def serve(self, version: int, params: weights_base.Params) -> None:
+        """The sampler follows the weights' directory by itself."""
+
+    def wait(self) -> None:
+        self._tick()
+        if self._stopping():
+            raise rollouts.Stopped
+        time.sleep(self._pause_s)
+
+
+class InlineBackend:
+    """Runs tickets to their end whenever the trainer waits; the same order every time."""
+
+    def __init__(
+        self,
+        world: build.World,
+        store: store_lib.TrajectoryStore,
+        make_engine: MakeEngine,
+        *,
+        max_in_flight: int,
+        stopping: Callable[[], bool],
+        tick: Callable[[], None],
+    ):
+        self._world = world
+        self._store = store
+        self._make_engine = make_engine
+        self._max_in_flight = max_in_flight
+        self._stopping = stopping
+        self._tick = tick
+        self._engine: engine_lib.Engine | None = None
+        self._runner = asyncio.Runner()
+        self._queue: list[types.Ticket] = []
+
+    def send(self, batch: Sequence[types.Ticket]) -> None:
+        self._queue += batch
+
+    def serve(self, version: int, params: weights_base.Params) -> None:
+        # What was ordered under the old weights is sampled by them: episodes drain at a step.
+        self._drain()
+        if self._engine is None:
+            self._engine = self._make_engine(params, version)
+        else:
+            self._engine.load_weights(version, params)
+
+    def wait(self) -> None:
+        self._tick()
+        if self._stopping():
+            raise rollouts.Stopped
+        self._drain()
+
+    def _drain(self) -> None:
+        if not self._queue or self._engine is None:
+            return
+        queue, self._queue = self._queue, []
+        client = local_client.InlineClient(self._engine)
+        scheduler = scheduler_lib.Scheduler(
+            sink=self._store.write,
+            make_env=self._world.make_env,
+            client_for=lambda ticket: client,
+            chat=self._world.language,
+            limits=self._world.limits,
+            max_in_flight=self._max_in_flight,
+            heartbeat=self._tick,
+        )
+        self._runner.run(scheduler.drain(queue))

@@ -1,0 +1,59 @@
+"""What a run would do, in words, without doing any of it."""
+
+from __future__ import annotations
+
+import jax
+import ml_collections
+
+from jaxrl_single.algorithms import table as algorithm_table
+from jaxrl_single.stages import build
+from jaxrl_single.trainer import optim
+
+
+def describe(config: ml_collections.ConfigDict) -> str:
+    """Config, parameter groups and the stages, as text; shapes only, no memory is taken."""
+    world = build.world(config)
+    policy, critic = build.models(config, world.language.vocab_size)
+    algorithm = build.algorithm(config)
+    parts = ["config", _indent(str(config)), "policy parameters"]
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    parts.append(_indent(optim.table(shapes, optim.label(shapes, optim.ALL_TRAIN))))
+    if algorithm.needs_critic:
+        shapes = jax.eval_shape(critic.init, jax.random.key(0))
+        labels = optim.label(shapes, tuple(config.critic.rules))
+        parts += ["critic parameters during RL", _indent(optim.table(shapes, labels))]
+    parts += [f"algorithm {config.algorithm}", _indent(_hyperparameters(algorithm))]
+    parts += ["plan", _indent("\n".join(_stages(config, algorithm)))]
+    return "\n".join(parts)
+
+
+def _hyperparameters(algorithm: algorithm_table.Algorithm) -> str:
+    values = algorithm_table.hyperparameters(algorithm)
+    return "\n".join(f"{name} = {value}" for name, value in values.items())
+
+
+def _stages(config: ml_collections.ConfigDict, algorithm: algorithm_table.Algorithm) -> list[str]:
+    warm, value, rl, batch = config.warm_start, config.value_pretraining, config.rl, config.batch
+    lines = [
+        f"1. warm start: {warm.num_steps} supervised steps of {warm.batch_size} demonstrations "
+        f"out of {warm.num_demonstrations}, a mistake at {warm.mistake_rate:.0%} of the actions"
+    ]
+    if algorithm.needs_critic:
+        lines.append(
+            f"2. value pretraining: {value.num_trajectories} rollouts of the warm policy, at most "
+            f"{value.max_steps} steps"
+        )
+    else:
+        lines.append("2. value pretraining: none, the algorithm has no critic")
+    where = "one process" if config.mode == "sync" else "trainer and sampler processes"
+    lines += [
+        f"3. RL in {where}: {rl.num_steps} steps of {batch.num_trajectories} trajectories, the "
+        f"first {rl.critic_only_steps} for the critic alone, staleness at most {rl.max_staleness}",
+        f"4. final evaluation: {config.eval.num_tasks} held-out tasks at temperature "
+        f"{config.rollout.temperature}",
+    ]
+    return lines
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

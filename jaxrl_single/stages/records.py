@@ -1,0 +1,182 @@
+"""What the trainer leaves for people: status.json, metrics.jsonl, TensorBoard, evals.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_single import types, workdir
+from jaxrl_single.data import batching, token_batch
+from jaxrl_single.evals import success
+from jaxrl_single.metrics import writer as writer_lib
+from jaxrl_single.stages import rollouts as rollouts_lib
+
+_LENGTH_BINS = 12
+
+
+class Records:
+    """Writes for one run; one metrics writer per stage, opened at its first line."""
+
+    def __init__(self, paths: workdir.Workdir, rollouts: rollouts_lib.Rollouts):
+        self._paths = paths
+        self._rollouts = rollouts
+        self._writers: dict[str, writer_lib.MetricsWriter] = {}
+        self._resume: dict[str, int] = {}
+        self.last_eval_step: int | None = None
+
+    def resume(self, steps: Mapping[str, int | None]) -> None:
+        """Forgets lines of these stages after these steps; the rest of a stage is kept.
+
+        Call it before the first line. A stage that is not named begins anew when it writes.
+        """
+        self._resume = {stage: step for stage, step in steps.items() if step is not None}
+        self.last_eval_step = self._resume.get("eval")
+        last = -1 if self.last_eval_step is None else self.last_eval_step
+        workdir.filter_jsonl(self._paths.evals, lambda record: record.get("step", 0) <= last)
+
+    def metrics(
+        self,
+        stage: str,
+        step: int,
+        scalars: Mapping[str, Any],
+        histograms: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One line of metrics.jsonl and the same to TensorBoard."""
+        if stage not in self._writers:
+            self._writers[stage] = writer_lib.MetricsWriter(
+                self._paths, stage, resume_step=self._resume.get(stage)
+            )
+        self._writers[stage].write(step, scalars, histograms)
+
+    def status(self, stage: str, step: int, num_steps: int, text: str = "") -> None:
+        """Replaces status.json."""
+        workdir.write_status(
+            self._paths,
+            workdir.Status(
+                stage=stage,
+                step=step,
+                num_steps=num_steps,
+                policy_version=self._rollouts.version,
+                text=text,
+                trajectories=self._rollouts.book.counts(),
+                params_sha256=self._rollouts.params_sha256,
+            ),
+        )
+
+    def evaluation(
+        self,
+        stage: str,
+        step: int,
+        version: int,
+        episodes: Sequence[types.Trajectory],
+        extra: Mapping[str, float],
+    ) -> success.Success:
+        """Records one evaluation; `extra` are metrics beside those of the episodes."""
+        verdicts = [None if e.error is not None else bool(e.success) for e in episodes]
+        result = success.measure(verdicts)
+        sound = [episode for episode in episodes if episode.error is None]
+        scalars = {
+            "eval/success": result.success,
+            "eval/ci_low": result.ci_low,
+            "eval/ci_high": result.ci_high,
+            "eval/n": result.n,
+            "eval/errors": result.errors,
+            "eval/reward": _mean([e.reward for e in sound]),
+            "eval/turns": _mean([len(e.finish_reasons) for e in sound]),
+            "eval/length": _mean([e.num_actions for e in sound]),
+            "eval/truncated": _mean([e.truncated for e in sound]),
+        }
+        self.metrics("eval", step, scalars | dict(extra))
+        self.last_eval_step = step
+        fields = (result.n, result.success, result.ci_low, result.ci_high)
+        workdir.record_eval(self._paths, workdir.Eval(stage, step, version, *fields))
+        return result
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+def episode_metrics(trajectories: Sequence[types.Trajectory]) -> dict[str, float]:
+    """What the agent did, over the trajectories of a batch."""
+    by_outcome: dict[bool, list[int]] = {True: [], False: []}
+    for trajectory in trajectories:
+        if trajectory.success is not None:
+            by_outcome[trajectory.success].append(trajectory.num_actions)
+    known = [t.success for t in trajectories if t.success is not None]
+    return {
+        "episode/reward": _mean([t.reward for t in trajectories]),
+        "episode/success": _mean(known),
+        "episode/turns": _mean([len(t.finish_reasons) for t in trajectories]),
+        "episode/length": _mean([t.num_actions for t in trajectories]),
+        "episode/length_success": _mean(by_outcome[True]),
+        "episode/length_failure": _mean(by_outcome[False]),
+        "episode/truncated": _mean([t.truncated for t in trajectories]),
+    }
+
+
+def staleness_metrics(
+    taken: rollouts_lib.Taken, *, trainer_version: int, max_length: int
+) -> tuple[dict[str, float], dict[str, tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Asynchrony of a batch at its consumption: scalars, and histograms of lengths."""
+    of_batch = batching.staleness_statistics(taken.trajectories, trainer_version=trainer_version)
+    width = max(1, math.ceil(max_length / _LENGTH_BINS))
+    edges = tuple(range(1, max_length + 1, width))
+    trained = batching.length_statistics(taken.trajectories, edges=edges)
+    dropped = batching.length_statistics(taken.dropped, edges=edges)
+    num_dropped, num_trained = len(taken.dropped), len(taken.trajectories)
+    spans = [_span(trajectory) for trajectory in taken.trajectories]
+    scalars = {
+        "staleness/mean": of_batch.mean,
+        "staleness/max": of_batch.maximum,
+        "staleness/spans_versions": of_batch.spans_versions / max(1, num_trained),
+        "staleness/within_episode": _mean(spans),
+        "staleness/dropped": num_dropped,
+        "staleness/dropped_fraction": num_dropped / max(1, num_dropped + num_trained),
+        "staleness/length_trained": trained.mean,
+        "staleness/length_dropped": dropped.mean,
+    }
+    histograms = {
+        "staleness/lengths_trained": (trained.edges, trained.counts),
+        "staleness/lengths_dropped": (dropped.edges, dropped.counts),
+    }
+    return scalars, histograms
+
+
+def batch_metrics(
+    trajectories: Sequence[types.Trajectory], batch: token_batch.TokenBatch
+) -> dict[str, float]:
+    """Sizes of a packed batch."""
+    used = np.asarray(batch.segment_ids) > 0
+    return {
+        "train/trajectories": len(trajectories),
+        "train/tokens": int(used.sum()),
+        "train/rows": used.shape[0] * used.shape[1],
+        "train/padding": 1 - float(used.mean()),
+    }
+
+
+def error_metrics(errors: Mapping[str, int], rejected: int) -> dict[str, float]:
+    """Failed episodes by kind, and files that were not used."""
+    kinds = {
+        f"errors/{kind}": errors.get(kind, 0) for kind in ("env", "reward", "sampler", "limit")
+    }
+    return {"errors/total": sum(errors.values()), "errors/rejected_files": rejected, **kinds}
+
+
+def describe(result: success.Success) -> str:
+    """An evaluation for people."""
+    text = f"{result.success:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] of {result.n} tasks"
+    return f"{text}, {result.errors} errors" if result.errors else text
+
+
+def _span(trajectory: types.Trajectory) -> int:
+    versions = trajectory.policy_versions[trajectory.action_mask]
+    return int(versions.max() - versions.min())
+
+
+def _mean(values: Sequence[float | bool | None]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

@@ -1,0 +1,328 @@
+"""The trainer's end of rollout: orders episodes, collects them, and keeps their lineage.
+
+    top_up -> tickets -> (sampler process, or inline) -> store -> collect -> take / evaluation
+
+Nothing is trained twice and nothing is lost silently: a ticket is open until its trajectory was
+trained, dropped, evaluated or failed for the last time, and the book of tickets is part of every
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from jaxrl_single import store as store_lib
+from jaxrl_single import types
+from jaxrl_single.data import batching, tickets
+from jaxrl_single.weights import base as weights_base
+
+
+class RolloutFailed(RuntimeError):
+    """Episodes fail one after the other, or none arrives; the message carries the first cause."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop while it waited for episodes."""
+
+
+class Backend(Protocol):
+    """Whoever runs the episodes: a sampler process, or this process inline."""
+
+    def send(self, batch: Sequence[types.Ticket]) -> None:
+        """Takes tickets; their trajectories will appear in the store."""
+        ...
+
+    def serve(self, version: int, params: weights_base.Params) -> None:
+        """Samples with these weights from now on; they were published already."""
+        ...
+
+    def wait(self) -> None:
+        """Lets rollout go on for a moment; raises `Stopped` when the run was asked to stop."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Plain values of the config; see configs/common.py."""
+
+    batch_size: int
+    group_size: int
+    depth: int  # batches that may be open at once: admission control
+    max_staleness: int
+    temperature: float
+    max_consecutive_errors: int
+    no_progress_s: float
+    keep_versions: int
+    in_ticket_order: bool  # consume by ticket instead of by completion: deterministic
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """Trajectories for one update, and how they came.
+
+    Attributes:
+      trajectories: the batch, in the order of completion (of tickets in sync mode).
+      dropped: older than the bound when they would have been consumed.
+      waited_s: seconds until the batch was complete.
+    """
+
+    trajectories: list[types.Trajectory]
+    dropped: list[types.Trajectory]
+    waited_s: float
+
+
+class Rollouts:
+    """Used by the trainer's thread only.
+
+    Attributes:
+      version: of the newest published weights, -1 before the first.
+      params_sha256: of those weights.
+      errors: failed episodes by kind since `take_errors`.
+    """
+
+    def __init__(
+        self,
+        *,
+        book: tickets.TicketBook,
+        store: store_lib.TrajectoryStore,
+        weights: weights_base.WeightStore,
+        backend: Backend,
+        eval_tasks: Sequence[types.Task],
+        settings: Settings,
+    ):
+        self.book = book
+        self.store = store
+        self.backend = backend
+        self.settings = settings
+        self.version = -1
+        self.params_sha256: str | None = None
+        self._weights = weights
+        self._eval_tasks = eval_tasks
+        self._ready: list[types.Trajectory] = []
+        self._evaluated: dict[str, list[types.Trajectory]] = collections.defaultdict(list)
+        self._early: set[str] = set()  # in the store, but their ticket is not issued (yet)
+        self._finished: list[str] = []  # consumed; their files go when a checkpoint covers them
+        self._errors: collections.Counter[str] = collections.Counter()
+        self._first_error: types.EpisodeError | None = None
+        self._last_arrival = time.monotonic()
+
+    def publish(self, params: weights_base.Params, *, step: int) -> int:
+        """Makes the parameters the next version; returns its number."""
+        version = max(self.version, self._newest_published()) + 1
+        self.params_sha256 = self._weights.publish(version, params, metadata={"step": step})
+        self.version = version
+        pinned = {t.policy_version for t in self.book.in_flight("eval")} - {None}
+        self._weights.prune(self.settings.keep_versions, pinned)
+        self.backend.serve(version, params)
+        return version
+
+    def serve_again(self, params: weights_base.Params) -> None:
+        """Serves the restored version under its old number: nobody else has seen a later one."""
+        if self._newest_published() < self.version:
+            self._weights.publish(self.version, params, metadata={"restored": True})
+        self.params_sha256 = weights_base.params_sha256(params)
+        self.backend.serve(self.version, params)
+
+    def forget_strangers(self, *, delete: bool) -> int:
+        """Looks for trajectories that no ticket of this book asked for; returns how many."""
+        self.collect()
+        strangers = sorted(self._early)
+        if delete:
+            self.store.delete(strangers)
+            self._early.clear()
+        return len(strangers)
+
+    def top_up(self, *, purpose: str, limit: int | None = None) -> None:
+        """Issues training tickets up to the admission bound (or `limit` new ones)."""
+        room = self.book.room(
+            max_staleness=self.settings.depth - 1, batch_size=self.settings.batch_size
+        )
+        self._send(
+            self.book.issue(
+                room if limit is None else min(room, limit),
+                purpose=purpose,
+                temperature=self.settings.temperature,
+                group_size=self.settings.group_size,
+            )
+        )
+
+    def take(self, count: int, *, purpose: str, top_up: bool = True) -> Taken:
+        """Waits for `count` trajectories that are fresh enough at this moment.
+
+        Raises:
+          RolloutFailed: too many failures in a row, or nothing arrived for too long.
+          Stopped: the run was asked to stop.
+        """
+        began = time.monotonic()
+        self._last_arrival = began
+        dropped: list[types.Trajectory] = []
+        while True:
+            self.collect()
+            dropped += self._drop_stale()
+            if len(self._ready) >= count:
+                break
+            self.top_up(purpose=purpose, limit=None if top_up else 0)
+            self._wait()
+        if self.settings.in_ticket_order:
+            self._ready.sort(key=lambda trajectory: trajectory.ticket)
+        batch, self._ready = self._ready[:count], self._ready[count:]
+        keys = [trajectory.key for trajectory in batch]
+        self.book.mark_trained(keys)
+        self._finished += keys
+        return Taken(batch, dropped, time.monotonic() - began)
+
+    def request_evaluation(self, purpose: str, *, num_tasks: int, version: int) -> None:
+        """Orders one episode on each of the first `num_tasks` held-out tasks, at this version."""
+        tasks = [self._eval_tasks[i] for i in range(min(num_tasks, len(self._eval_tasks)))]
+        self._send(
+            self.book.issue_eval(
+                tasks,
+                policy_version=version,
+                purpose=purpose,
+                temperature=self.settings.temperature,
+            )
+        )
+
+    def open_evaluations(self) -> list[str]:
+        """Purposes that were requested and not yet taken, in the order of request."""
+        asked = [ticket.purpose for ticket in self.book.in_flight("eval")]
+        return list(dict.fromkeys([*self._evaluated, *asked]))
+
+    def take_evaluation(self, purpose: str, *, wait: bool) -> list[types.Trajectory] | None:
+        """The episodes of an evaluation, errors included; None while some are missing."""
+        self._last_arrival = time.monotonic()
+        while True:
+            self.collect()
+            if not any(ticket.purpose == purpose for ticket in self.book.in_flight("eval")):
+                break
+            if not wait:
+                return None
+            self._send(self.book.issue(0))  # retries of failed episodes
+            self._wait()
+        episodes = self._evaluated.pop(purpose, [])
+        keys = [trajectory.key for trajectory in episodes if trajectory.error is None]
+        self.book.mark_evaluated(keys)
+        self._finished += keys
+        return sorted(episodes, key=lambda trajectory: trajectory.ticket)
+
+    def collect(self) -> None:
+        """Reads what has arrived in the store since the last call."""
+        for split in types.SPLITS:
+            for key in self.store.scan(split):
+                self._arrive(key)
+
+    def queued(self) -> int:
+        """Finished trajectories that wait to be trained."""
+        return len(self._ready)
+
+    def take_errors(self) -> dict[str, int]:
+        """Failed episodes by kind since the last call."""
+        errors, self._errors = dict(self._errors), collections.Counter()
+        return errors
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, in JSON types."""
+        return {"book": self.book.state(), "version": self.version}
+
+    def restore(self, state: dict[str, Any], *, next_number: int, forget: bool) -> int:
+        """Continues from a checkpoint: open tickets come first, finished ones are found again.
+
+        Args:
+          state: of `state()`.
+          next_number: see `TicketBook.restore`.
+          forget: delete trajectories whose ticket the checkpoint does not know. They come from
+            steps that were lost with the process; their tasks will be drawn again.
+
+        Returns:
+          Number of trajectories that were forgotten.
+        """
+        self.book.restore(state["book"], next_number=next_number)
+        self.version = state["version"]
+        return self.forget_strangers(delete=forget) if forget else 0
+
+    def resend(self) -> None:
+        """Issues again whatever was open at the checkpoint and is not in the store."""
+        self._send(self.book.issue(0))
+
+    def delete_covered(self) -> None:
+        """Deletes the files of consumed trajectories; call it after a checkpoint."""
+        self.store.delete(self._finished)
+        self._finished = []
+
+    def _newest_published(self) -> int:
+        newest = self._weights.latest()
+        return -1 if newest is None else newest
+
+    def _send(self, batch: Iterable[types.Ticket]) -> None:
+        unfinished = []
+        for ticket in batch:
+            if ticket.key in self._early:
+                self._early.discard(ticket.key)
+                self._arrive(ticket.key)
+            else:
+                unfinished.append(ticket)
+        if unfinished:
+            self.backend.send(unfinished)
+
+    def _arrive(self, key: str) -> None:
+        self._last_arrival = time.monotonic()
+        if not self.book.is_open(key):
+            self._early.add(key)
+            return
+        try:
+            trajectory = self.store.read(key)
+        except store_lib.Rejected as rejected:
+            error = types.EpisodeError("sampler", str(rejected))
+            self._fail(key, error)
+            return
+        if trajectory.error is not None:
+            if self._fail(key, trajectory.error) is None and trajectory.split == "eval":
+                self._evaluated[trajectory.purpose].append(trajectory)
+            self._finished.append(key)
+        elif self.book.mark_stored(key):
+            if trajectory.split == "eval":
+                self._evaluated[trajectory.purpose].append(trajectory)
+            else:
+                self._ready.append(trajectory)
+
+    def _fail(self, key: str, error: types.EpisodeError) -> types.Ticket | None:
+        """Counts a failed episode; returns its retry, None after the last attempt."""
+        self._errors[error.kind] += 1
+        if self.book.consecutive_errors == 0:
+            self._first_error = error
+        retry = self.book.mark_error(key)
+        if self.book.consecutive_errors >= self.settings.max_consecutive_errors:
+            first = self._first_error or error
+            raise RolloutFailed(
+                f"{self.book.consecutive_errors} episodes failed in a row "
+                f"(rollout.max_consecutive_errors); the first, of kind {first.kind!r}:\n"
+                f"{first.message}"
+            )
+        return retry
+
+    def _drop_stale(self) -> list[types.Trajectory]:
+        selection = batching.select(
+            self._ready,
+            trainer_version=self.version,
+            max_staleness=self.settings.max_staleness,
+        )
+        if selection.stale:
+            keys = [trajectory.key for trajectory in selection.stale]
+            self.book.mark_dropped(keys)
+            self._finished += keys
+        self._ready = selection.fresh
+        return selection.stale
+
+    def _wait(self) -> None:
+        self.backend.wait()
+        silent = time.monotonic() - self._last_arrival
+        if silent > self.settings.no_progress_s:
+            in_flight = len(self.book.in_flight("train")) + len(self.book.in_flight("eval"))
+            raise RolloutFailed(
+                f"no trajectory arrived for {silent:.0f} s (trainer.no_progress_s) while "
+                f"{in_flight} tickets are in flight; see the sampler's log"
+            )

@@ -1,0 +1,410 @@
+"""The trainer's process: warm start -> value pretraining -> RL -> final evaluation.
+
+Each stage leaves a checkpoint and is skipped when its checkpoint is there. The order of a resume:
+  1. WORKDIR/checkpoints/rl, the newest: parameters, optimisers, step, tickets, task position
+  2. WORKDIR/checkpoints/value_pretraining: policy, critic, tickets, task position
+  3. WORKDIR/checkpoints/warm_start: policy
+  4. nothing: random parameters
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import ml_collections
+
+from jaxrl_single import checkpoint as checkpoint_lib
+from jaxrl_single import store as store_lib
+from jaxrl_single import workdir
+from jaxrl_single.algorithms import update as update_lib
+from jaxrl_single.data import prompts, ticket_files, tickets
+from jaxrl_single.models import api
+from jaxrl_single.stages import (
+    backends,
+    build,
+    gate,
+    records,
+    rl,
+    rollouts,
+    sampler_process,
+    value_pretraining,
+    warm_start,
+)
+from jaxrl_single.trainer import compilations, score
+from jaxrl_single.trainer import state as state_lib
+from jaxrl_single.trainer import step as step_lib
+from jaxrl_single.weights import filesystem
+
+_log = logging.getLogger(__name__)
+_GATE_EPISODES = 16
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    paths: workdir.Workdir,
+    *,
+    stopping: Callable[[], bool],
+    beat: Callable[[], None],
+) -> None:
+    """Runs what is left of the stages.
+
+    Raises:
+      rollouts.Stopped: asked to stop; a checkpoint was written if there was anything to save.
+    """
+    Trainer(config, paths, stopping=stopping, beat=beat).run()
+
+
+class Trainer:
+    """The parts of the trainer's process; one method per stage."""
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        paths: workdir.Workdir,
+        *,
+        stopping: Callable[[], bool],
+        beat: Callable[[], None],
+    ):
+        self.config = config
+        self.paths = paths
+        self.sync = config.mode == "sync"
+        self._stopping = stopping
+        self._beat = beat
+        self._compilations = compilations.CompilationCounter()
+        self.world = build.world(config)
+        self.world.language.save(paths.root / "tokenizer.json")
+        self.policy, self.critic = build.models(config, self.world.language.vocab_size)
+        self.algorithm = build.algorithm(config)
+        self.pack = build.packer(config)
+        self.weights = filesystem.FileWeights(
+            sampler_process.weights_directory(config, paths), workdir.run_id_of(paths)
+        )
+        self.rollouts = self._make_rollouts()
+        self.records = records.Records(paths, self.rollouts)
+        self.mismatch = score.make_mismatch(self.policy, chunk=warm_start.LOGPROB_CHUNK)
+
+    def run(self) -> None:
+        """All stages in order."""
+        policy_params = self._warm_start()
+        value_checkpoints = self._checkpoints("value_pretraining")
+        rl_checkpoints = self._checkpoints("rl")
+        if rl_checkpoints.latest_step() is not None:
+            state = self._resume_rl(rl_checkpoints, policy_params)
+        else:
+            state = self._value_pretraining(value_checkpoints, policy_params)
+        loop = self._loop(rl_checkpoints)
+        if int(state.step) < self.config.rl.num_steps:
+            self._gate(state.policy_params)
+            state = rl.run(loop, state)
+        self._final_evaluation(loop, state)
+        self.records.close()
+
+    # Stages.
+
+    def _warm_start(self) -> api.Params:
+        checkpoints = self._checkpoints("warm_start")
+        params = self.policy.init(jax.random.key(self.config.seed))
+        section = self.config.warm_start
+        if checkpoints.latest_step() is not None:
+            return checkpoints.restore(params)[0]
+        if section.num_steps:
+            self._say("warm_start", 0, section.num_steps, "playing demonstrations")
+            demos = warm_start.demonstrations(
+                self.world,
+                count=section.num_demonstrations,
+                mistake_rate=section.mistake_rate,
+                seed=self.config.seed,
+            )
+            params = warm_start.train(
+                self.policy,
+                params,
+                demos,
+                section,
+                build.packer(self.config, num_trajectories=section.batch_size),
+                seed=self.config.seed,
+                report=functools.partial(self._report, "warm_start", section.num_steps),
+            )
+        checkpoints.save(section.num_steps, params, {})
+        return params
+
+    def _value_pretraining(
+        self, checkpoints: checkpoint_lib.Checkpoints, policy_params: api.Params
+    ) -> state_lib.TrainState:
+        section, config = self.config.value_pretraining, self.config
+        critic_params = self.critic.from_policy(policy_params, jax.random.key(config.seed + 1))
+        if checkpoints.latest_step() is not None:
+            critic_params, metadata = checkpoints.restore(critic_params)
+            self._restore_rollouts(metadata, policy_params)
+            return self._fresh_state(policy_params, critic_params)
+        self._reset_rollouts()
+        self._publish(policy_params, step=0)
+        self.rollouts.request_evaluation(
+            "warm_start@0", num_tasks=config.eval.num_tasks, version=self.rollouts.version
+        )
+        if self.algorithm.needs_critic and section.max_steps:
+            critic_params = self._pretrain_critic(critic_params)
+        episodes = self.rollouts.take_evaluation("warm_start@0", wait=True)
+        self._record_evaluation("warm_start", 0, policy_params, episodes)
+        checkpoints.save(0, critic_params, self._metadata())
+        self.rollouts.delete_covered()
+        return self._fresh_state(policy_params, critic_params)
+
+    def _pretrain_critic(self, critic_params: api.Params) -> api.Params:
+        section, purpose = self.config.value_pretraining, "value_pretraining"
+        self._say(purpose, 0, section.max_steps, "sampling rollouts of the warm policy")
+        trajectories = []
+        while (missing := section.num_trajectories - len(trajectories)) > 0:
+            ordered = len(self.rollouts.book.in_flight()) + self.rollouts.queued()
+            self.rollouts.top_up(purpose=purpose, limit=max(0, missing - ordered))
+            size = min(missing, self.config.batch.num_trajectories)
+            trajectories += self.rollouts.take(size, purpose=purpose, top_up=False).trajectories
+        critic_params, explained = value_pretraining.train(
+            self.critic,
+            critic_params,
+            trajectories,
+            section,
+            self.pack,
+            batch_size=self.config.batch.num_trajectories,
+            discount=self.config.rl.discount,
+            critic_lambda=self.config.rl.critic_lambda,
+            seed=self.config.seed,
+            report=functools.partial(self._report, purpose, section.max_steps),
+        )
+        _log.info("value pretraining: held-out explained variance %.3f", explained)
+        return critic_params
+
+    def _final_evaluation(self, loop: rl.Loop, state: state_lib.TrainState) -> None:
+        step = int(state.step)
+        purpose = f"final@{step}"
+        recorded = [e for e in workdir.read_evals(self.paths) if e.stage == "final"]
+        if not any(evaluation.step == step for evaluation in recorded):
+            self._say("final", step, step, "final evaluation")
+            if purpose not in self.rollouts.open_evaluations():
+                self.rollouts.request_evaluation(
+                    purpose, num_tasks=self.config.eval.num_tasks, version=self.rollouts.version
+                )
+            for earlier in self.rollouts.open_evaluations():
+                episodes = self.rollouts.take_evaluation(earlier, wait=True)
+                rl.record_evaluation(loop, earlier, episodes)
+        self._say("done", step, step, "")
+
+    # Resume and checkpoints.
+
+    def _resume_rl(
+        self, checkpoints: checkpoint_lib.Checkpoints, policy_params: api.Params
+    ) -> state_lib.TrainState:
+        critic_params = self.critic.init(jax.random.key(self.config.seed))
+        state, metadata = checkpoints.restore(self._fresh_state(policy_params, critic_params))
+        self._restore_rollouts(metadata, state.policy_params)
+        return state
+
+    def _restore_rollouts(self, metadata: dict[str, Any], params: api.Params) -> None:
+        self.records.resume(metadata["steps"])
+        lost = self.rollouts.restore(
+            metadata["rollouts"],
+            # Numbers name the randomness: sync mode repeats them, local mode never does.
+            next_number=0 if self.sync else _next_number(self.paths, self.rollouts.store),
+            forget=not self.sync,
+        )
+        if lost:
+            _log.warning(
+                "%d trajectories of steps after the checkpoint were forgotten with those steps",
+                lost,
+            )
+        ticket_files.clear(self.paths.tickets)
+        if self.sync:
+            self.weights.forget_after(self.rollouts.version)
+            self.rollouts.serve_again(jax.device_get(params))
+        else:
+            self._publish(params, step=metadata["steps"].get("rl") or 0)
+        self.rollouts.resend()
+
+    def _reset_rollouts(self) -> None:
+        """Begins without a checkpoint of rollouts: nothing of a killed start is used."""
+        ticket_files.clear(self.paths.tickets)
+        if self.sync:
+            self.weights.forget_after(-1)
+        else:
+            self.rollouts.book.restore(
+                self.rollouts.book.state(),
+                next_number=_next_number(self.paths, self.rollouts.store),
+            )
+        self.rollouts.forget_strangers(delete=not self.sync)
+
+    def _fresh_state(
+        self, policy_params: api.Params, critic_params: api.Params
+    ) -> state_lib.TrainState:
+        policy_optimizer, critic_optimizer = self._optimizers(policy_params, critic_params)
+        return state_lib.init_train_state(
+            policy_params,
+            critic_params if critic_optimizer else {},
+            policy_optimizer=policy_optimizer,
+            critic_optimizer=critic_optimizer,
+            algorithm_state=update_lib.init_state(self.algorithm),
+            key=jax.random.key(self.config.seed),
+        )
+
+    def _save(
+        self, checkpoints: checkpoint_lib.Checkpoints, step: int, state: state_lib.TrainState
+    ) -> float:
+        began = time.monotonic()
+        checkpoints.save(step, state, self._metadata(rl=step))
+        self.rollouts.delete_covered()
+        return time.monotonic() - began
+
+    def _metadata(self, rl: int | None = None) -> dict[str, Any]:
+        """What a checkpoint keeps beside arrays; `steps` are the newest lines of metrics.jsonl."""
+        section = self.config
+        steps = {
+            "warm_start": section.warm_start.num_steps,
+            "value_pretraining": section.value_pretraining.max_steps,
+            "eval": self.records.last_eval_step,
+            "rl": rl,
+        }
+        return {
+            "rollouts": self.rollouts.state(),
+            "steps": steps,
+            "counts": self.rollouts.book.counts(),
+            "policy_version": self.rollouts.version,
+            "params_sha256": self.rollouts.params_sha256,
+        }
+
+    # Parts.
+
+    def _loop(self, checkpoints: checkpoint_lib.Checkpoints) -> rl.Loop:
+        return rl.Loop(
+            config=self.config,
+            rollouts=self.rollouts,
+            train_step=self._train_step(),
+            pack=self.pack,
+            place=jax.device_put,
+            mismatch=self.mismatch,
+            fetch=lambda version: self.weights.fetch(version)[0],
+            records=self.records,
+            save=functools.partial(self._save, checkpoints),
+            compilations=lambda: self._compilations.count,
+            sampler_stats=functools.partial(sampler_process.read_stats, self.paths),
+        )
+
+    def _train_step(self) -> step_lib.Step:
+        abstract = jax.eval_shape(self.policy.init, jax.random.key(0))
+        of_critic = jax.eval_shape(self.critic.init, jax.random.key(0))
+        policy_optimizer, critic_optimizer = self._optimizers(abstract, of_critic)
+        return step_lib.make_train_step(
+            self.policy,
+            self.critic if critic_optimizer else None,
+            self.algorithm,
+            policy_optimizer=policy_optimizer,
+            critic_optimizer=critic_optimizer,
+            critic_first=self.config.rl.critic_first,
+            chunk=warm_start.LOGPROB_CHUNK,
+        )
+
+    def _optimizers(self, policy_params: api.Params, critic_params: api.Params):
+        policy = build.optimizer(self.config.policy_optimizer, policy_params)
+        if not self.algorithm.needs_critic:
+            return policy, None
+        rules = tuple(tuple(rule) for rule in self.config.critic.rules)
+        return policy, build.optimizer(self.config.critic_optimizer, critic_params, rules=rules)
+
+    def _make_rollouts(self) -> rollouts.Rollouts:
+        config, run_id = self.config, workdir.run_id_of(self.paths)
+        store = store_lib.TrajectoryStore(self.paths.trajectories, run_id)
+        tasks = prompts.TaskIterator(self.world.train_tasks, seed=config.seed)
+        backend: rollouts.Backend
+        if self.sync:
+            make_engine = functools.partial(sampler_process.make_engine, config, self.policy)
+            backend = backends.InlineBackend(
+                self.world,
+                store,
+                make_engine,
+                max_in_flight=config.rollout.max_in_flight,
+                stopping=self._stopping,
+                tick=self._beat,
+            )
+        else:
+            backend = backends.FileBackend(
+                self.paths.tickets, stopping=self._stopping, tick=self._beat
+            )
+        return rollouts.Rollouts(
+            book=tickets.TicketBook(run_id, tasks, max_attempts=config.rollout.max_attempts),
+            store=store,
+            weights=self.weights,
+            backend=backend,
+            eval_tasks=self.world.eval_tasks,
+            settings=_settings(config),
+        )
+
+    def _checkpoints(self, stage: str) -> checkpoint_lib.Checkpoints:
+        return checkpoint_lib.Checkpoints(
+            self.paths.stage_checkpoints(stage), keep=self.config.checkpoint.keep
+        )
+
+    def _publish(self, params: api.Params, *, step: int) -> None:
+        self.rollouts.publish(jax.device_get(params), step=step)
+
+    def _gate(self, params: api.Params) -> None:
+        """Compares sampler and trainer on a few held-out episodes of the published weights."""
+        if not self.config.gate.enabled:
+            return
+        num_tasks = min(_GATE_EPISODES, self.config.batch.num_trajectories)
+        self._say("rl", 0, self.config.rl.num_steps, "comparing sampler and trainer")
+        self.rollouts.request_evaluation(
+            "gate@0", num_tasks=num_tasks, version=self.rollouts.version
+        )
+        episodes = self.rollouts.take_evaluation("gate@0", wait=True)
+        found = gate.measure(self.mismatch, params, episodes, self.pack, limit=num_tasks)
+        gate.check(found, self.config.gate, temperature=self.config.rollout.temperature)
+        _log.info("gate passed: %s", found)
+
+    def _record_evaluation(self, stage, step, params, episodes) -> None:
+        extra = gate.measure(
+            self.mismatch,
+            params,
+            episodes,
+            self.pack,
+            limit=self.config.batch.num_trajectories,
+        )
+        version = self.rollouts.version
+        result = self.records.evaluation(stage, step, version, episodes, extra)
+        _log.info("%s: held-out success %s", stage, records.describe(result))
+
+    def _report(self, stage: str, num_steps: int, step: int, metrics: dict[str, Any]) -> None:
+        """One step of a supervised stage."""
+        self._beat()
+        if self._stopping():
+            raise rollouts.Stopped
+        self.records.metrics(stage, step, metrics)
+        self.records.status(stage, step, num_steps)
+
+    def _say(self, stage: str, step: int, num_steps: int, text: str) -> None:
+        self._beat()
+        self.records.status(stage, step, num_steps, text)
+
+
+def _settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
+    sync = config.mode == "sync"
+    return rollouts.Settings(
+        batch_size=config.batch.num_trajectories,
+        group_size=config.rl.group_size,
+        # In sync mode the queue is what makes work stale: batches wait `lag` steps in it.
+        depth=1 + (config.sync.lag if sync else config.rl.max_staleness),
+        max_staleness=config.rl.max_staleness,
+        temperature=config.rollout.temperature,
+        max_consecutive_errors=config.rollout.max_consecutive_errors,
+        no_progress_s=config.trainer.no_progress_s,
+        keep_versions=config.weights.keep,
+        in_ticket_order=sync,
+    )
+
+
+def _next_number(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> int:
+    """Above every ticket number of this run that left a trace on disk."""
+    keys = [path.stem for path in paths.tickets.glob("*.json")]
+    keys += store.keys()
+    return 1 + max((int(key.partition("-")[0]) for key in keys), default=-1)
