@@ -93,6 +93,17 @@ class FileWeights:
         self._reclaim()
         return deleted
 
+    def forget_after(self, version: int) -> list[int]:
+        """Deletes the versions above `version`; returns them.
+
+        For a trainer that goes back to a checkpoint while nobody else reads this directory
+        (`sync` mode): it will publish the same bytes under the same numbers again.
+        """
+        forgotten = [number for number in self.versions() if number > version]
+        for number in forgotten:
+            shutil.rmtree(self._place(number))
+        return forgotten
+
     def _place(self, version: int) -> pathlib.Path:
         return self.directory / f"v{version:09d}"
 
