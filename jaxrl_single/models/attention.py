@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_single.models import blocked_attention, kv_cache, layers, matmul
 from jaxrl_single.models import config as config_lib
-from jaxrl_single.models import kv_cache, layers
 
 _MASKED = -1e30  # finite, so that a query that may attend nothing gives a mean, not NaN
 
@@ -31,15 +31,7 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, turn: layers.Rotation, segment_ids: jax.Array) -> jax.Array:
         """Causal attention within segments of packed rows, x [B, T, D] -> [B, T, D]."""
         q, k, v = self._project(x, turn)
-        length = x.shape[1]
-        q = self._grouped(q)
-        scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
-        causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-        same = segment_ids[:, :, None] == segment_ids[:, None, :]
-        mixed = jnp.einsum(
-            "bkgts,bskh->btkgh", _weights(scores, (same & causal[None])[:, None, None], v), v
-        )
-        return self._output(mixed)
+        return self._output(blocked_attention.attend(self._grouped(q), k, v, segment_ids))
 
     def prefill(
         self,
@@ -108,7 +100,7 @@ class Attention(nnx.Module):
         """x [..., D] -> q [..., N, H] (scaled by H ** -0.5), k and v [..., K, H]."""
         size = self.config.head_size
         q, k, v = (
-            (x @ kernel[...]).reshape(*x.shape[:-1], -1, size)
+            matmul.matmul(x, kernel[...]).reshape(*x.shape[:-1], -1, size)
             for kernel in (self.q_proj, self.k_proj, self.v_proj)
         )
         q = layers.rotate(self.q_norm(q), turn) * size**-0.5
@@ -122,7 +114,8 @@ class Attention(nnx.Module):
 
     def _output(self, mixed: jax.Array) -> jax.Array:
         """[..., K, G, H] -> [..., D]."""
-        return mixed.reshape(*mixed.shape[:-3], -1) @ self.o_proj[...]
+        flat = mixed.reshape(*mixed.shape[:-3], -1)
+        return matmul.matmul(flat, self.o_proj[...])
 
 
 def _weights(scores: jax.Array, mask: jax.Array, values: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_single.models import config as config_lib
+from jaxrl_single.models import matmul
 
 Rotation = tuple[jax.Array, jax.Array]
 
@@ -48,7 +49,8 @@ class Mlp(nnx.Module):
         self.down = weight(rngs, (f, d), std=output_std(f, config), dtype=config.dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return (jax.nn.silu(x @ self.gate[...]) * (x @ self.up[...])) @ self.down[...]
+        gate, up = (matmul.matmul(x, kernel[...]) for kernel in (self.gate, self.up))
+        return matmul.matmul(matmul.swiglu(gate, up), self.down[...])
 
 
 def output_std(fan_in: int, config: config_lib.ModelConfig) -> float:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_single.models import config as config_lib
-from jaxrl_single.models import layers
+from jaxrl_single.models import layers, matmul
 
 
 class Router(nnx.Module):
@@ -46,6 +46,6 @@ class Experts(nnx.Module):
         gate, up = (
             kernel[...].transpose(1, 0, 2).reshape(d, e * f) for kernel in (self.gate, self.up)
         )
-        hidden = (jax.nn.silu(x @ gate) * (x @ up)).reshape(-1, e, f)
+        hidden = matmul.swiglu(matmul.matmul(x, gate), matmul.matmul(x, up)).reshape(-1, e, f)
         hidden = hidden * mixing[:, :, None].astype(x.dtype)
-        return hidden.reshape(-1, e * f) @ self.down[...].reshape(e * f, d)
+        return matmul.matmul(hidden.reshape(-1, e * f), self.down[...].reshape(e * f, d))

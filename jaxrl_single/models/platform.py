@@ -18,3 +18,12 @@ def on_cpu() -> bool:
     if default is None:
         return jax.default_backend() == "cpu"
     return (default if isinstance(default, str) else default.platform) == "cpu"
+
+
+def separate(arrays: jax.Array | tuple[jax.Array, ...]):
+    """On CPU, keeps XLA from fusing what makes the arrays into the dots that read them.
+
+    XLA:CPU would compute such a fusion in a strided loop, several times slower than the dot;
+    accelerators want the fusion.
+    """
+    return jax.lax.optimization_barrier(arrays) if on_cpu() else arrays
