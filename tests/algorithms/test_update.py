@@ -1,0 +1,296 @@
+"""Rows composed into advantages and losses, against an independent numpy version."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_single.algorithms import diagnostics, table, update
+from jaxrl_single.metrics import names
+
+N, ROWS, LENGTH = 6, 4, 16
+ROW_NAMES = tuple(table.TABLE)
+ROW_OF = {name: functools.partial(table.get, name) for name in ROW_NAMES}
+GARBAGE = (np.nan, np.inf, -np.inf, 3e38)
+
+
+def make_batch(seed=0):
+    """A packed [ROWS, LENGTH] batch: 5 trajectories, one spans two rows, and one empty slot."""
+    rng = np.random.default_rng(seed)
+    index = np.repeat([0, 0, 1, 2, 3, 3, 4, -1], 8).reshape(ROWS, LENGTH).astype(np.int32)
+    index[3, 5:8] = -1  # trajectory 4 is shorter: padding in front of the padding
+    action_mask = (rng.random((ROWS, LENGTH)) < 0.6) & (index >= 0)
+    loss_mask = action_mask & (index != 2)  # as with on_limit = mask
+    rollout = -rng.exponential(size=(ROWS, LENGTH))
+    return {
+        "index": index,
+        "action_mask": action_mask,
+        "loss_mask": loss_mask,
+        "rewards": rng.normal(size=(ROWS, LENGTH)).astype(np.float32),
+        "values": rng.normal(size=(ROWS, LENGTH)).astype(np.float32),
+        "bootstraps": np.array([0, 0.4, 0, -0.3, 0, 0], np.float32),
+        "reward": np.array([1, 0, 0.5, 1, -1, np.nan], np.float32),
+        "group": np.array([0, 0, 0, 1, 1, 1], np.int32),
+        "valid": np.array([1, 1, 1, 1, 1, 0], bool),
+        "rollout": rollout.astype(np.float32),
+        "policy": np.minimum(rollout + rng.normal(size=rollout.shape), -1e-3).astype(np.float32),
+        "entropies": rng.random((ROWS, LENGTH)).astype(np.float32),
+        "policy_entropies": rng.random((ROWS, LENGTH)).astype(np.float32),
+    }
+
+
+def advantage_arrays(batch):
+    return update.AdvantageArrays(
+        rewards=batch["rewards"],
+        action_mask=batch["action_mask"],
+        trajectory_index=batch["index"],
+        reward=batch["reward"],
+        group=batch["group"],
+        valid=batch["valid"],
+        values=batch["values"],
+        bootstrap_values=batch["bootstraps"],
+    )
+
+
+def policy_arrays(algorithm, batch, advantages):
+    lengths, denominator = update.reduction_inputs(algorithm, batch["loss_mask"], batch["index"], N)
+    return update.PolicyArrays(
+        policy_logprobs=batch["policy"],
+        policy_entropies=batch["policy_entropies"],
+        rollout_logprobs=batch["rollout"],
+        entropies=batch["entropies"],
+        advantages=advantages,
+        loss_mask=batch["loss_mask"],
+        trajectory_lengths=lengths,
+        denominator=denominator,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def whole_update(name, batch):
+    """Advantages, returns, loss, score coefficients and metrics of one batch."""
+    algorithm = table.get(name)
+    output = update.advantages(algorithm, advantage_arrays(batch), {})
+    arrays = policy_arrays(algorithm, batch, output.advantages)
+    loss, (metrics, _) = update.policy_loss(algorithm, arrays, {})
+    coefficients = update.score_coefficients(algorithm, arrays, {})
+    return output.advantages, output.returns, loss, coefficients, metrics
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def micro_update(algorithm_of, arrays):
+    """Loss, score coefficients and metrics of one micro-batch; algorithm_of() gives the row."""
+    algorithm = algorithm_of()
+    loss, (metrics, _) = update.policy_loss(algorithm, arrays, {})
+    return loss, update.score_coefficients(algorithm, arrays, {}), metrics
+
+
+def independent_gae(batch, lambda_of_length):
+    advantages = np.zeros((ROWS, LENGTH)).reshape(-1)
+    flat = {key: batch[key].reshape(-1) for key in ("index", "action_mask", "rewards", "values")}
+    for i in range(N):
+        steps = np.flatnonzero(flat["action_mask"] & (flat["index"] == i))
+        lambda_ = lambda_of_length(max(len(steps), 1))
+        value, advantage = float(batch["bootstraps"][i]), 0.0
+        for t in steps[::-1]:
+            delta = flat["rewards"][t] + value - flat["values"][t]
+            advantages[t] = advantage = delta + lambda_ * advantage
+            value = float(flat["values"][t])
+    return advantages.reshape(ROWS, LENGTH)
+
+
+def independent(name, batch):
+    """Float64: advantages and the coefficient of each token's score."""
+    index, loss_mask, action_mask = batch["index"], batch["loss_mask"], batch["action_mask"]
+    ratio = np.exp(batch["policy"].astype(np.float64) - batch["rollout"])
+    reward = batch["reward"].astype(np.float64)
+    lengths = np.array([np.sum(loss_mask & (index == i)) for i in range(N)])
+    if name == "sao":
+        advantages = independent_gae(batch, lambda length: max(0.0, 1 - 1 / (1.5 * length)))
+        weight = np.where((ratio > 0.7) & (ratio < 6.0), ratio, 0.0) / lengths.sum()
+    elif name == "reinforce":
+        per_trajectory = reward - reward[:5].mean()
+        advantages = np.where(action_mask, per_trajectory[index], 0.0)
+        weight = ratio / lengths.sum()
+    else:
+        groups = [reward[:3], reward[3:5]]
+        per_trajectory = np.concatenate([(g - g.mean()) / (g.std() + 1e-6) for g in groups])
+        advantages = np.where(action_mask, np.append(per_trajectory, 0.0)[index], 0.0)
+        clipped = ((advantages > 0) & (ratio > 1.2)) | ((advantages < 0) & (ratio < 0.8))
+        per_token = lengths[index] * np.sum(lengths > 0)
+        weight = np.where(clipped, 0.0, ratio) / np.maximum(per_token, 1)
+    return advantages, np.where(loss_mask, weight * advantages, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_advantages_and_coefficients_equal_the_independent_version(name, seed):
+    batch = make_batch(seed)
+    advantages, coefficients = independent(name, batch)
+    got = whole_update(name, batch)
+    np.testing.assert_allclose(got[0], advantages, atol=1e-5)
+    np.testing.assert_allclose(got[3], coefficients, atol=2e-6)
+
+
+def test_sao_golden_loss_gradient_and_metrics():
+    """Ratios .8, 1.5 and 10 (dropped, stays in the denominator), advantages 1, -.5, 2."""
+    algorithm, mask = table.get("sao"), jnp.ones(3, bool)
+    lengths, denominator = update.reduction_inputs(algorithm, mask, jnp.zeros(3, jnp.int32), 1)
+    arrays = update.PolicyArrays(
+        policy_logprobs=jnp.log(jnp.array([0.4, 0.3, 0.5])),
+        policy_entropies=jnp.ones(3),
+        rollout_logprobs=jnp.log(jnp.array([0.5, 0.2, 0.05])),
+        entropies=jnp.array([0.1, 0.3, 2.0]),
+        advantages=jnp.array([1.0, -0.5, 2.0]),
+        loss_mask=mask,
+        trajectory_lengths=lengths,
+        denominator=denominator,
+    )
+    loss, coefficients, metrics = micro_update(ROW_OF["sao"], arrays)
+    np.testing.assert_allclose(loss, -0.056649005915, rtol=1e-6)
+    np.testing.assert_allclose(coefficients, [0.8 / 3, -0.25, 0.0], rtol=1e-6)
+    means = diagnostics.means(metrics)
+    np.testing.assert_allclose(means["keep/fraction"], 2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(means["keep/entropy_masked"], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(means["policy/weight_mean"], 2.3 / 3, rtol=1e-6)
+
+
+def test_sao_returns_are_the_critic_targets():
+    batch = make_batch()
+    expected = independent_gae(batch, lambda length: 1.0) + batch["values"]
+    np.testing.assert_allclose(
+        whole_update("sao", batch)[1], np.where(batch["action_mask"], expected, 0.0), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_anything_under_the_masks_leaves_everything_bit_identical(name, garbage):
+    clean = make_batch()
+    dirty = {key: np.copy(value) for key, value in clean.items()}
+    for key in ("rewards", "values"):
+        dirty[key][~clean["action_mask"]] = garbage
+    for key in ("policy", "rollout", "entropies", "policy_entropies"):
+        dirty[key][~clean["loss_mask"]] = garbage
+    dirty["reward"][~clean["valid"]] = garbage
+    dirty["group"][~clean["valid"]] = 0
+    outputs = (jax.tree.leaves(whole_update(name, batch)) for batch in (clean, dirty))
+    for before, after in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(after, before)
+        assert np.isfinite(before).all()
+
+
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_flat_or_micro_batched_equals_packed(name):
+    batch = make_batch()
+    packed = whole_update(name, batch)
+    shape = (2, ROWS // 2, LENGTH) if name == "sao" else (ROWS * LENGTH,)
+    shaped = {
+        key: value.reshape(shape) if value.ndim == 2 else value for key, value in batch.items()
+    }
+    for ours, theirs in zip(packed[:4], whole_update(name, shaped)[:4], strict=True):
+        np.testing.assert_allclose(np.reshape(theirs, np.shape(ours)), ours, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (1, 3)])
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_loss_gradient_and_metrics_do_not_depend_on_the_split(name, sizes):
+    batch, algorithm = make_batch(), table.get(name)
+    advantages, _, loss, coefficients, metrics = whole_update(name, batch)
+    arrays = policy_arrays(algorithm, batch, np.asarray(advantages))
+    total, start, parts, pairs = 0.0, 0, [], []
+    for size in sizes:
+        rows = slice(start, start + size)
+        micro = jax.tree.map(lambda x, rows=rows: x[rows] if jnp.ndim(x) else x, arrays)
+        part, part_coefficients, part_metrics = micro_update(ROW_OF[name], micro)
+        parts.append(part_coefficients)
+        pairs.append(part_metrics)
+        total, start = total + part, start + size
+    np.testing.assert_allclose(total, loss, rtol=1e-5)
+    np.testing.assert_allclose(np.concatenate(parts), coefficients, rtol=1e-5, atol=1e-8)
+    added = diagnostics.means(jax.tree.map(lambda *xs: sum(xs), *pairs))
+    for key, value in diagnostics.means(metrics).items():
+        np.testing.assert_allclose(added[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_nothing_to_train(name):
+    batch = make_batch() | {"loss_mask": np.zeros((ROWS, LENGTH), bool)}
+    _, _, loss, coefficients, metrics = whole_update(name, batch)
+    assert loss == 0.0
+    np.testing.assert_array_equal(coefficients, np.zeros((ROWS, LENGTH)))
+    assert all(np.isfinite(x) for pair in metrics.values() for x in pair)
+
+
+@pytest.mark.parametrize("name", ROW_NAMES)
+def test_metrics_are_scalars_with_listed_names(name):
+    *_, metrics = whole_update(name, make_batch())
+    for key, (total, weight) in metrics.items():
+        names.check(key)
+        assert total.shape == weight.shape == ()
+        assert total.dtype == weight.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("reduction", "size", "expected"),
+    [("token_mean", None, 5.0), ("sequence_mean", None, 2.0), ("fixed_length", 10, 20.0)],
+)
+def test_reduction_inputs_count_only_what_is_trained(reduction, size, expected):
+    """Trajectory 1 is masked out of the loss: neither its tokens nor itself are counted."""
+    algorithm = table.get("sao", {"reduction": reduction, "fixed_length": size})
+    index = jnp.array([[0, 0, 0, 1, 1], [2, 2, 2, 2, -1]])
+    mask = jnp.array([[1, 1, 0, 0, 0], [1, 0, 1, 1, 1]], bool)
+    lengths, denominator = update.reduction_inputs(algorithm, mask, index, 3)
+    assert denominator == expected
+    np.testing.assert_array_equal(lengths, [[2, 2, 2, 0, 0], [3, 3, 3, 3, 0]])
+
+
+def test_row_without_values_says_what_is_missing():
+    arrays = dataclasses.replace(advantage_arrays(make_batch()), values=None)
+    with pytest.raises(ValueError, match=r"'sao': critic_gae reads \['values'\].*'rewards'"):
+        update.advantages(table.get("sao"), arrays, {})
+    assert update.advantages(table.get("reinforce"), arrays, {}).returns.sum() == 0.0
+
+
+def test_proximal_reference_changes_the_objective_but_not_the_keep_rule():
+    batch = make_batch()
+    algorithm = table.get("sao", {"ratio_reference": "proximal"})
+    arrays = policy_arrays(algorithm, batch, independent("sao", batch)[0].astype(np.float32))
+    with pytest.raises(ValueError, match=r"sao reads \['rollout_logprobs'\]"):
+        update.policy_loss(algorithm, arrays, {})
+    arrays = dataclasses.replace(arrays, proximal_logprobs=batch["policy"])
+    ratio = np.exp(batch["policy"] - batch["rollout"])
+    expected = np.where(batch["loss_mask"] & (ratio > 0.7) & (ratio < 6.0), arrays.advantages, 0.0)
+    np.testing.assert_allclose(
+        update.score_coefficients(algorithm, arrays, {}),
+        expected / batch["loss_mask"].sum(),
+        atol=1e-6,
+    )
+
+
+def half(action_mask):
+    return 0.5 * action_mask
+
+
+def test_correction_multiplies_the_weight():
+    batch = make_batch()
+    plain = table.get("sao")
+    arrays = policy_arrays(plain, batch, independent("sao", batch)[0].astype(np.float32))
+    corrected = dataclasses.replace(plain, correction=table.Part(half))
+    np.testing.assert_allclose(
+        update.score_coefficients(corrected, arrays, {}),
+        0.5 * update.score_coefficients(plain, arrays, {}),
+        rtol=1e-6,
+    )
+
+
+def test_state_passes_through():
+    batch, algorithm = make_batch(), table.get("reinforce")
+    assert update.init_state(algorithm) == {}
+    state = {"window": jnp.arange(3.0)}
+    assert update.advantages(algorithm, advantage_arrays(batch), state).state is state
+    arrays = policy_arrays(algorithm, batch, batch["values"])
+    assert update.policy_loss(algorithm, arrays, state)[1][1] is state
