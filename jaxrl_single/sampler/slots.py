@@ -1,0 +1,175 @@
+"""What each slot of the engine holds: the host's side of the cache. numpy, used by one thread.
+
+A slot belongs to a session from its first turn until it is released. Per-token arrays are indexed
+by the position in the episode, so that a chunk of all slots is recorded by a few array operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxrl_single import wire
+from jaxrl_single.sampler import decode
+
+MAX_STOP_TOKENS = 8  # of a request; a static shape
+
+# slots [R], tokens [R, P], starts [R], lengths [R], as `api.Policy.prefill` takes them
+PrefillRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Slots:
+    """All slots of one engine.
+
+    Attributes:
+      active: [S], the slot has a request that is not finished.
+      cached: [S], so many tokens of the episode have their keys and values in the cache.
+    """
+
+    def __init__(self, num_slots: int, cache_length: int):
+        per_slot, per_token = (num_slots,), (num_slots, cache_length)
+        self.cache_length = cache_length
+        self.active = np.zeros(per_slot, np.bool_)
+        self.cached = np.zeros(per_slot, np.int32)
+        self._lengths = np.zeros(per_slot, np.int32)  # known tokens, the sampled ones included
+        self._firsts = np.zeros(per_slot, np.int32)  # known tokens when the turn began
+        self._budgets = np.zeros(per_slot, np.int32)  # tokens that the turn may still sample
+        self._temperatures = np.ones(per_slot, np.float32)
+        self._tickets = np.zeros(per_slot, np.uint32)
+        self._attempts = np.zeros(per_slot, np.uint32)
+        self._turns = np.zeros(per_slot, np.uint32)
+        self._stop_tokens = np.full((num_slots, MAX_STOP_TOKENS), decode.NO_TOKEN, np.int32)
+        self._tokens = np.zeros(per_token, np.int32)
+        self._logprobs = np.zeros(per_token, np.float32)
+        self._entropies = np.zeros(per_token, np.float32)
+        self._versions = np.zeros(per_token, np.int32)
+        self._owner: dict[str, int] = {}  # session -> slot
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Slots that belong to a session."""
+        return len(self._owner)
+
+    def find(self, session: str) -> int | None:
+        """The session's slot, None if it has none."""
+        return self._owner.get(session)
+
+    def claim(self, session: str) -> int:
+        """Gives the session a slot; there must be a free one."""
+        slot = self._owner[session] = self._free.pop()
+        self.cached[slot] = 0
+        return slot
+
+    def release(self, session: str) -> None:
+        """Takes the slot back; what it holds is dead."""
+        slot = self._owner.pop(session)
+        self.active[slot] = False
+        self._free.append(slot)
+
+    def begin(self, slot: int, request: wire.Request, tokens: np.ndarray) -> None:
+        """Starts a turn. What the cache holds is kept if the tokens extend it, all or nothing.
+
+        Args:
+          tokens: request.tokens; when they fill the context, there is nothing to sample.
+        """
+        tokens = tokens[: self.cache_length]
+        length, cached = len(tokens), self.cached[slot]
+        extends = cached < length and np.array_equal(self._tokens[slot, :cached], tokens[:cached])
+        if not extends:
+            self.cached[slot] = 0
+        self._tokens[slot, :length] = tokens
+        self._lengths[slot] = self._firsts[slot] = length
+        self._budgets[slot] = min(request.max_new_tokens, self.cache_length - length)
+        self._temperatures[slot] = request.temperature
+        self._tickets[slot] = request.ticket
+        self._attempts[slot] = request.attempt
+        self._turns[slot] = request.turn
+        self._stop_tokens[slot] = decode.NO_TOKEN
+        self._stop_tokens[slot, : len(request.stop_token_ids)] = request.stop_token_ids
+        self.active[slot] = self._budgets[slot] > 0
+
+    def forget_cache(self) -> None:
+        """Every slot is prefilled again before it samples its next token."""
+        self.cached[:] = 0
+
+    def prefill_rows(self, num_rows: int, widths: tuple[int, ...]) -> Iterator[PrefillRows]:
+        """The next piece of every active slot's uncached tokens, its last known token excepted.
+
+        A piece's width depends on its own slot alone (the narrowest of `widths` that holds what
+        is missing, else the widest), so the numbers of an episode do not depend on the others.
+
+        Args:
+          num_rows: R, of each batch; rows that are not needed have length 0.
+          widths: allowed P, ascending.
+        """
+        missing = np.where(self.active, self._lengths - 1 - self.cached, 0)
+        pieces = np.minimum(missing, widths[-1])
+        bucket = np.searchsorted(widths, pieces)
+        for index, width in enumerate(widths):
+            needing = np.flatnonzero((pieces > 0) & (bucket == index))
+            for begin in range(0, len(needing), num_rows):
+                yield self._prefill_batch(
+                    needing[begin : begin + num_rows], num_rows, width, pieces
+                )
+
+    def decode_rows(self) -> decode.Rows:
+        """The slots that can sample: active, and cached up to their last token."""
+        at = np.maximum(self._lengths - 1, 0)
+        return decode.Rows(
+            tokens=self._tokens[np.arange(len(at)), at],
+            positions=at,
+            active=self.active & (self.cached == at),
+            budgets=self._budgets.copy(),
+            temperatures=self._temperatures,
+            tickets=self._tickets,
+            attempts=self._attempts,
+            turns=self._turns,
+            indices=(self._lengths - self._firsts).astype(np.uint32),
+            stop_tokens=self._stop_tokens,
+        )
+
+    def record(self, sampled: decode.Sampled, version: int) -> np.ndarray:
+        """Appends a chunk (numpy arrays) sampled by `version`; returns the slots that finished."""
+        counts = sampled.counts
+        steps, slots = np.nonzero(np.arange(len(sampled.tokens))[:, None] < counts[None, :])
+        at = self._lengths[slots] + steps
+        self._tokens[slots, at] = sampled.tokens[steps, slots]
+        self._logprobs[slots, at] = sampled.logprobs[steps, slots]
+        self._entropies[slots, at] = sampled.entropies[steps, slots]
+        self._versions[slots, at] = version
+        self._lengths += counts
+        self._budgets -= counts
+        # Each step wrote the token that it was given, so all but the newest are in the cache.
+        self.cached += counts
+        finished = np.flatnonzero((counts > 0) & (sampled.stopped | (self._budgets == 0)))
+        self.active[finished] = False
+        return finished
+
+    def completion(self, slot: int, finish_reason: str) -> wire.Completion:
+        """What the slot has sampled in its turn."""
+        turn = slice(self._firsts[slot], self._lengths[slot])
+        return wire.Completion(
+            tokens=self._tokens[slot, turn].tolist(),
+            logprobs=self._logprobs[slot, turn].tolist(),
+            entropies=self._entropies[slot, turn].tolist(),
+            policy_versions=self._versions[slot, turn].tolist(),
+            finish_reason=finish_reason,
+        )
+
+    def _prefill_batch(
+        self, batch: np.ndarray, num_rows: int, width: int, pieces: np.ndarray
+    ) -> PrefillRows:
+        used = len(batch)
+        slots, starts, lengths = (np.zeros(num_rows, np.int32) for _ in range(3))
+        tokens = np.zeros((num_rows, width), np.int32)
+        slots[:used], starts[:used], lengths[:used] = batch, self.cached[batch], pieces[batch]
+        at = np.minimum(starts[:used, None] + np.arange(width), self.cache_length - 1)
+        tokens[:used] = self._tokens[batch[:, None], at]
+        self.cached[batch] += pieces[batch]
+        return slots, tokens, starts, lengths
