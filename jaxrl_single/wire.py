@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxrl_single import types
+FINISH_REASONS = ("stop", "length", "cancelled")
 
 
 class InvalidMessage(ValueError):
@@ -119,10 +119,10 @@ def completion_from_json(message: Any) -> Completion:
                 f"completion: {name} has {len(getattr(completion, name))} entries "
                 f"for {length} tokens; there must be one for each token"
             )
-    if completion.finish_reason not in types.FINISH_REASONS:
+    if completion.finish_reason not in FINISH_REASONS:
         raise InvalidMessage(
             f"completion: finish_reason is {completion.finish_reason!r}, "
-            f"allowed are {types.FINISH_REASONS}"
+            f"allowed are {FINISH_REASONS}"
         )
     return completion
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_single import wire
+from jaxrl_single import types, wire
 
 REQUEST = wire.Request(
     session="000000007-1",
@@ -71,3 +71,7 @@ def test_a_broken_completion_names_its_field(change, named):
 def test_other_json_is_refused(message):
     with pytest.raises(wire.InvalidMessage):
         wire.request_from_json(message)
+
+
+def test_wire_and_trajectories_know_the_same_finish_reasons():
+    assert wire.FINISH_REASONS == types.FINISH_REASONS
