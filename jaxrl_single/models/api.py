@@ -106,9 +106,12 @@ def build_critic(config: config_lib.ModelConfig) -> Critic:
     init, model = _functional(lambda rngs: critic_lib.Critic(config, rngs=rngs))
 
     def from_policy(policy_params: Params, key: jax.Array) -> Params:
-        fresh = init(key)
-        shared = {name: policy_params[name] for name in fresh if name in policy_params}
-        return {**fresh, **jax.tree.map(jnp.copy, shared)}
+        head = critic_lib.ValueHead(config, rngs=nnx.Rngs(key))
+        decoder = {name: policy_params[name] for name in policy_params if name != "unembedding"}
+        return {
+            **jax.tree.map(jnp.copy, decoder),
+            "value_head": nnx.to_pure_dict(nnx.state(head, graph=False)),
+        }
 
     return Critic(
         config=config,

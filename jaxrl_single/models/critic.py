@@ -13,7 +13,8 @@ from jaxrl_single.models import transformer
 class ValueHead(nnx.Module):
     """hidden [..., D] -> value [...] float32; starts at value 0 everywhere."""
 
-    def __init__(self, config: config_lib.ModelConfig) -> None:
+    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
+        del rngs  # nothing is drawn
         self.kernel = nnx.Param(jnp.zeros((config.d_model, 1), config.dtype))
         self.bias = nnx.Param(jnp.zeros((1,), config.dtype))
 
@@ -27,7 +28,7 @@ class Critic(transformer.Transformer):
 
     def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs=rngs, unembedding=False)
-        self.value_head = ValueHead(config)
+        self.value_head = ValueHead(config, rngs=rngs)
 
     def values(self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """[B, T] -> [B, T]: the value of the prefix that ends with each token."""

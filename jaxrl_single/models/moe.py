@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_single.models import config as config_lib
-from jaxrl_single.models import layers, matmul
+from jaxrl_single.models import expert_forms, layers
 
 
 class Router(nnx.Module):
@@ -40,12 +40,9 @@ class Experts(nnx.Module):
         out_std = layers.output_std(f, config)
         self.down = layers.weight(rngs, (e, f, d), std=out_std, dtype=config.dtype)
 
-    def __call__(self, x: jax.Array, mixing: jax.Array) -> jax.Array:
-        """x [T, D] -> [T, D]: every expert on every token, most of them mixed with weight 0."""
-        e, d, f = self.gate.shape
-        gate, up = (
-            kernel[...].transpose(1, 0, 2).reshape(d, e * f) for kernel in (self.gate, self.up)
-        )
-        hidden = matmul.swiglu(matmul.matmul(x, gate), matmul.matmul(x, up)).reshape(-1, e, f)
-        hidden = hidden * mixing[:, :, None].astype(x.dtype)
-        return matmul.matmul(hidden.reshape(-1, e * f), self.down[...].reshape(e * f, d))
+    def __call__(
+        self, x: jax.Array, mixing: jax.Array, chosen: jax.Array, *, form: str
+    ) -> jax.Array:
+        """x [T, D] with the router's answer -> [T, D]; `form` is one of config.MOE_FORMS."""
+        kernels = expert_forms.Kernels(self.gate[...], self.up[...], self.down[...])
+        return expert_forms.FORMS[form](x, mixing, chosen, kernels)

@@ -19,6 +19,7 @@ class Layer(nnx.Module):
     def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
         size, eps, dtype = config.d_model, config.norm_eps, config.dtype
         self.is_moe = config.num_experts > 0
+        self.moe_form = config.moe_form
         self.attention_norm = layers.RMSNorm(size, eps=eps, dtype=dtype)
         self.attention = attention.Attention(config, rngs=rngs)
         self.mlp_norm = layers.RMSNorm(size, eps=eps, dtype=dtype)
@@ -31,7 +32,7 @@ class Layer(nnx.Module):
     def __call__(self, x: jax.Array, turn: layers.Rotation, segment_ids: jax.Array) -> jax.Array:
         """Packed rows, x [B, T, D]."""
         x = x + self.attention(self.attention_norm(x), turn, segment_ids)
-        return x + self._feed_forward(self.mlp_norm(x))
+        return x + self._feed_forward(self.mlp_norm(x), self.moe_form)
 
     def prefill(
         self,
@@ -44,7 +45,7 @@ class Layer(nnx.Module):
         """x [R, P, D]; also returns the new keys and values [R, P, K, H]."""
         mixed, k, v = self.attention.prefill(self.attention_norm(x), turn, history, starts, lengths)
         x = x + mixed
-        return x + self._feed_forward(self.mlp_norm(x)), (k, v)
+        return x + self._feed_forward(self.mlp_norm(x), self.moe_form), (k, v)
 
     def decode(
         self,
@@ -57,14 +58,15 @@ class Layer(nnx.Module):
         """One token per slot, x [S, D]; also returns the cache with it."""
         mixed, cache = self.attention.decode(self.attention_norm(x), turn, cache, positions, active)
         x = x + mixed
-        return x + self._feed_forward(self.mlp_norm(x)), cache
+        # Dense always: the other forms group a token with others, and its rounding with it.
+        return x + self._feed_forward(self.mlp_norm(x), "dense"), cache
 
-    def _feed_forward(self, x: jax.Array) -> jax.Array:
+    def _feed_forward(self, x: jax.Array, moe_form: str) -> jax.Array:
         if not self.is_moe:
             return self.mlp(x)
         flat = x.reshape(-1, x.shape[-1])
-        mixing, _ = self.router(flat)
-        return self.experts(flat, mixing).reshape(x.shape)
+        mixing, chosen = self.router(flat)
+        return self.experts(flat, mixing, chosen, form=moe_form).reshape(x.shape)
 
 
 class Transformer(nnx.Module):
