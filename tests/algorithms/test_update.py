@@ -137,17 +137,15 @@ def test_advantages_and_coefficients_equal_the_independent_version(name, seed):
 
 def test_sao_golden_loss_gradient_and_metrics():
     """Ratios .8, 1.5 and 10 (dropped, stays in the denominator), advantages 1, -.5, 2."""
-    algorithm, mask = table.get("sao"), jnp.ones(3, bool)
-    lengths, denominator = update.reduction_inputs(algorithm, mask, jnp.zeros(3, jnp.int32), 1)
     arrays = update.PolicyArrays(
-        policy_logprobs=jnp.log(jnp.array([0.4, 0.3, 0.5])),
-        policy_entropies=jnp.ones(3),
-        rollout_logprobs=jnp.log(jnp.array([0.5, 0.2, 0.05])),
-        entropies=jnp.array([0.1, 0.3, 2.0]),
-        advantages=jnp.array([1.0, -0.5, 2.0]),
-        loss_mask=mask,
-        trajectory_lengths=lengths,
-        denominator=denominator,
+        policy_logprobs=np.log(np.float32([0.4, 0.3, 0.5])),
+        policy_entropies=np.ones(3, np.float32),
+        rollout_logprobs=np.log(np.float32([0.5, 0.2, 0.05])),
+        entropies=np.float32([0.1, 0.3, 2.0]),
+        advantages=np.float32([1.0, -0.5, 2.0]),
+        loss_mask=np.ones(3, bool),
+        trajectory_lengths=np.full(3, 3.0, np.float32),
+        denominator=np.float32(3.0),
     )
     loss, coefficients, metrics = micro_update(ROW_OF["sao"], arrays)
     np.testing.assert_allclose(loss, -0.056649005915, rtol=1e-6)
@@ -200,18 +198,18 @@ def test_flat_or_micro_batched_equals_packed(name):
 def test_loss_gradient_and_metrics_do_not_depend_on_the_split(name, sizes):
     batch, algorithm = make_batch(), table.get(name)
     advantages, _, loss, coefficients, metrics = whole_update(name, batch)
-    arrays = policy_arrays(algorithm, batch, np.asarray(advantages))
+    arrays = jax.tree.map(np.asarray, policy_arrays(algorithm, batch, advantages))
     total, start, parts, pairs = 0.0, 0, [], []
     for size in sizes:
         rows = slice(start, start + size)
-        micro = jax.tree.map(lambda x, rows=rows: x[rows] if jnp.ndim(x) else x, arrays)
+        micro = jax.tree.map(lambda x, rows=rows: x[rows] if np.ndim(x) else x, arrays)
         part, part_coefficients, part_metrics = micro_update(ROW_OF[name], micro)
         parts.append(part_coefficients)
         pairs.append(part_metrics)
         total, start = total + part, start + size
     np.testing.assert_allclose(total, loss, rtol=1e-5)
     np.testing.assert_allclose(np.concatenate(parts), coefficients, rtol=1e-5, atol=1e-8)
-    added = diagnostics.means(jax.tree.map(lambda *xs: sum(xs), *pairs))
+    added = diagnostics.means(jax.tree.map(lambda *xs: sum(map(np.asarray, xs)), *pairs))
     for key, value in diagnostics.means(metrics).items():
         np.testing.assert_allclose(added[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
 
@@ -241,9 +239,10 @@ def test_metrics_are_scalars_with_listed_names(name):
 def test_reduction_inputs_count_only_what_is_trained(reduction, size, expected):
     """Trajectory 1 is masked out of the loss: neither its tokens nor itself are counted."""
     algorithm = table.get("sao", {"reduction": reduction, "fixed_length": size})
-    index = jnp.array([[0, 0, 0, 1, 1], [2, 2, 2, 2, -1]])
-    mask = jnp.array([[1, 1, 0, 0, 0], [1, 0, 1, 1, 1]], bool)
-    lengths, denominator = update.reduction_inputs(algorithm, mask, index, 3)
+    index = np.array([[0, 0, 0, 1, 1], [2, 2, 2, 2, -1]])
+    mask = np.array([[1, 1, 0, 0, 0], [1, 0, 1, 1, 1]], bool)
+    function = functools.partial(update.reduction_inputs, algorithm, num_trajectories=3)
+    lengths, denominator = jax.jit(function)(mask, index)
     assert denominator == expected
     np.testing.assert_array_equal(lengths, [[2, 2, 2, 0, 0], [3, 3, 3, 3, 0]])
 
@@ -255,36 +254,37 @@ def test_row_without_values_says_what_is_missing():
     assert update.advantages(table.get("reinforce"), arrays, {}).returns.sum() == 0.0
 
 
-def test_proximal_reference_changes_the_objective_but_not_the_keep_rule():
-    batch = make_batch()
-    algorithm = table.get("sao", {"ratio_reference": "proximal"})
-    arrays = policy_arrays(algorithm, batch, independent("sao", batch)[0].astype(np.float32))
-    with pytest.raises(ValueError, match=r"sao reads \['rollout_logprobs'\]"):
-        update.policy_loss(algorithm, arrays, {})
-    arrays = dataclasses.replace(arrays, proximal_logprobs=batch["policy"])
-    ratio = np.exp(batch["policy"] - batch["rollout"])
-    expected = np.where(batch["loss_mask"] & (ratio > 0.7) & (ratio < 6.0), arrays.advantages, 0.0)
-    np.testing.assert_allclose(
-        update.score_coefficients(algorithm, arrays, {}),
-        expected / batch["loss_mask"].sum(),
-        atol=1e-6,
-    )
+def proximal_row():
+    return table.get("sao", {"ratio_reference": "proximal"})
+
+
+def corrected_row():
+    return dataclasses.replace(table.get("sao"), correction=table.Part(half))
 
 
 def half(action_mask):
     return 0.5 * action_mask
 
 
+def test_proximal_reference_changes_the_objective_but_not_the_keep_rule():
+    batch = make_batch()
+    advantages = independent("sao", batch)[0].astype(np.float32)
+    arrays = policy_arrays(proximal_row(), batch, advantages)
+    with pytest.raises(ValueError, match=r"sao reads \['rollout_logprobs'\]"):
+        micro_update(proximal_row, arrays)
+    arrays = dataclasses.replace(arrays, proximal_logprobs=batch["policy"])
+    ratio = np.exp(batch["policy"] - batch["rollout"])
+    expected = np.where(batch["loss_mask"] & (ratio > 0.7) & (ratio < 6.0), advantages, 0.0)
+    np.testing.assert_allclose(
+        micro_update(proximal_row, arrays)[1], expected / batch["loss_mask"].sum(), atol=1e-6
+    )
+
+
 def test_correction_multiplies_the_weight():
     batch = make_batch()
-    plain = table.get("sao")
-    arrays = policy_arrays(plain, batch, independent("sao", batch)[0].astype(np.float32))
-    corrected = dataclasses.replace(plain, correction=table.Part(half))
-    np.testing.assert_allclose(
-        update.score_coefficients(corrected, arrays, {}),
-        0.5 * update.score_coefficients(plain, arrays, {}),
-        rtol=1e-6,
-    )
+    advantages, expected = independent("sao", batch)
+    arrays = policy_arrays(corrected_row(), batch, advantages.astype(np.float32))
+    np.testing.assert_allclose(micro_update(corrected_row, arrays)[1], expected / 2, atol=2e-6)
 
 
 def test_state_passes_through():
