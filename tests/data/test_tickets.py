@@ -165,6 +165,16 @@ def test_restore_sends_what_is_not_stored_first_and_goes_on_with_the_same_tasks(
     assert other.issue(0) == []
 
 
+def test_a_failure_found_in_the_store_after_a_restore_is_retried_and_not_sent_as_it_was():
+    one = book()
+    (ticket,) = one.issue(1)
+    other = book()
+    other.restore(one.state())
+    retry = other.mark_error(ticket.key)
+    assert retry.attempt == 1
+    assert other.issue(0) == [retry]
+
+
 def test_restore_can_skip_numbers_that_may_still_be_in_use():
     one = book()
     one.issue(2)

@@ -1,6 +1,7 @@
 """The scheduler: limits, order, failures, and that nothing is lost or run twice."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -315,6 +316,8 @@ def test_when_episodes_start_does_not_depend_on_the_scheduler_being_woken(rounds
 
             async def generate(self, request):
                 log.append((self._number, request.turn))
+                for _ in range(10):  # longer than a wake-up takes at its fastest
+                    await asyncio.sleep(0)
                 return await super().generate(request)
 
         class Sleepy(scheduler.Scheduler):
@@ -326,7 +329,12 @@ def test_when_episodes_start_does_not_depend_on_the_scheduler_being_woken(rounds
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scheduler, "Scheduler", Sleepy)
             worker = make(lambda t: None, client_for=Logged, max_in_flight=3)
-            asyncio.run(worker.drain([ticket(n) for n in range(8)]))
+            # Of unequal length: while one place is empty, the other episodes go on.
+            batch = [
+                dataclasses.replace(ticket(n), task=types.Task("t", "1" + "+1" * (n % 3 + 1), ""))
+                for n in range(8)
+            ]
+            asyncio.run(worker.drain(batch))
         return log
 
     assert requests_in_order(rounds) == requests_in_order(0)
