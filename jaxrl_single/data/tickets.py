@@ -125,9 +125,16 @@ class TicketBook:
         for _ in range(max(n, 0) // group_size):
             task, group_id = self._tasks.next(), self._next_number
             for _ in range(group_size):
-                tickets.append(
-                    self._new(task, purpose=purpose, temperature=temperature, group_id=group_id)
+                ticket = types.Ticket(
+                    self._run_id,
+                    self._next_number,
+                    attempt=0,
+                    task=task,
+                    temperature=temperature,
+                    group_id=group_id,
+                    purpose=purpose,
                 )
+                tickets.append(self._add(ticket))
         return tickets
 
     def issue_eval(
@@ -139,17 +146,21 @@ class TicketBook:
         temperature: float = 1.0,
     ) -> list[types.Ticket]:
         """One evaluation ticket per task; all sampled from `policy_version`."""
-        return [
-            self._new(
-                task,
+        tickets = []
+        for task in tasks:
+            ticket = types.Ticket(
+                self._run_id,
+                self._next_number,
+                attempt=0,
+                task=task,
                 split="eval",
-                purpose=purpose,
                 temperature=temperature,
                 policy_version=policy_version,
                 group_id=self._next_number,
+                purpose=purpose,
             )
-            for task in tasks
-        ]
+            tickets.append(self._add(ticket))
+        return tickets
 
     def room(self, *, max_staleness: int, batch_size: int) -> int:
         """How many training tickets may be issued: admission control.
@@ -271,8 +282,7 @@ class TicketBook:
         self._counts = dict(state["counts"])
         self.consecutive_errors = 0
 
-    def _new(self, task: types.Task, **fields: Any) -> types.Ticket:
-        ticket = types.Ticket(self._run_id, self._next_number, 0, task, **fields)
+    def _add(self, ticket: types.Ticket) -> types.Ticket:
         self._next_number += 1
         self._open[ticket.key] = ticket
         return ticket

@@ -11,50 +11,55 @@ from jaxrl_single.envs import calculator, calculator_script, chat
 TASKS = calculator.CalculatorTasks("train", num_operations=2, num_digits=2, operators="+-*", seed=3)
 
 
-def _play(task, mistake_rate, seed=0, max_turns=12):
-    """Returns the actions, the observations and the last result."""
+async def _episode(task, mistake_rate, seed, max_turns=12):
+    rng = np.random.default_rng(seed)
+    script = calculator_script.CalculatorScript(task, mistake_rate=mistake_rate, rng=rng)
+    env = calculator.Calculator()
+    observation, actions, observations = await env.reset(task, seed=0), [], []
+    for _ in range(max_turns):
+        actions.append(await script.act(observation))
+        result = await env.step(actions[-1])
+        observation = result.observation
+        observations.append(observation)
+        if result.terminated:
+            break
+    return actions, observations, result
+
+
+def _plays(tasks, mistake_rate):
+    """Plays the n-th task with seed n; returns actions, observations and last result of each."""
 
     async def play():
-        rng = np.random.default_rng(seed)
-        script = calculator_script.CalculatorScript(task, mistake_rate=mistake_rate, rng=rng)
-        env = calculator.Calculator()
-        observation, actions, observations = await env.reset(task, seed=0), [], []
-        for _ in range(max_turns):
-            actions.append(await script.act(observation))
-            result = await env.step(actions[-1])
-            observation = result.observation
-            observations.append(observation)
-            if result.terminated:
-                break
-        return actions, observations, result
+        return [await _episode(task, mistake_rate, seed) for seed, task in enumerate(tasks)]
 
     return asyncio.run(play())
 
 
 def test_without_mistakes_it_plays_the_expression():
     task = types.Task("t", "2-3*(4+5)", "-25")
-    actions, observations, result = _play(task, 0.0)
+    ((actions, observations, result),) = _plays([task], 0.0)
     assert actions == ["<call>4+5", "<call>3*9", "<call>2-27", "<answer>-25"]
     assert observations == ["9", "27", "-25", ""]
     assert result.reward == 1.0
 
 
 def test_without_mistakes_it_is_always_right():
-    for index in range(200):
-        actions, _, result = _play(TASKS[index], 0.0, seed=index)
+    for actions, _, result in _plays([TASKS[i] for i in range(200)], 0.0):
         assert result.reward == 1.0
         assert len(actions) == 3
 
 
 def test_same_seed_same_play_and_other_seed_other_mistakes():
-    plays = [_play(TASKS[0], 0.5, seed=seed)[0] for seed in range(20)]
-    assert plays == [_play(TASKS[0], 0.5, seed=seed)[0] for seed in range(20)]
+    plays = [actions for actions, _, _ in _plays([TASKS[0]] * 20, 0.5)]
+    assert plays == [actions for actions, _, _ in _plays([TASKS[0]] * 20, 0.5)]
     assert len({tuple(play) for play in plays}) > 10
 
 
 def test_success_falls_with_the_mistake_rate():
+    tasks = [TASKS[i] for i in range(400)]
+
     def success(rate):
-        return np.mean([_play(TASKS[i], rate, seed=i)[2].reward for i in range(250)])
+        return np.mean([result.reward for _, _, result in _plays(tasks, rate)])
 
     quarter, half, always = success(0.25), success(0.5), success(1.0)
     # Each of three actions is right with 3/4, or is garbled and then repeated.
@@ -65,8 +70,7 @@ def test_success_falls_with_the_mistake_rate():
 
 def test_after_an_error_the_action_is_repeated_correctly():
     repeated = 0
-    for seed in range(300):
-        actions, observations, _ = _play(TASKS[seed], 0.6, seed=seed)
+    for actions, observations, _ in _plays([TASKS[i] for i in range(300)], 0.6):
         for number, observation in enumerate(observations[:-1]):
             if observation == calculator.ERROR:
                 repeated += 1
@@ -78,8 +82,7 @@ def test_after_an_error_the_action_is_repeated_correctly():
 def test_every_kind_of_mistake_occurs():
     task = types.Task("t", "(37+58)*46", "4370")
     kinds = set()
-    for seed in range(400):
-        actions, observations, _ = _play(task, 0.4, seed=seed)
+    for actions, observations, _ in _plays([task] * 400, 0.4):
         kinds |= {_kind_of_first_mistake(actions, observations)}
     assert kinds >= {
         "none",
@@ -121,8 +124,8 @@ def _kind_of_first_mistake(actions, observations):
 def test_mistakes_are_in_the_language_and_fit_a_turn():
     language = chat.CharChat.build()
     longest = 0
-    for seed in range(300):
-        for action in _play(TASKS[seed], 1.0, seed=seed)[0]:
+    for actions, _, _ in _plays([TASKS[i] for i in range(300)], 1.0):
+        for action in actions:
             longest = max(longest, len(language.action_ids(action)))
     assert longest <= 12  # env.max_turn_tokens
 
