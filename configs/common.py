@@ -20,7 +20,7 @@ def base() -> ConfigDict:
     config.value_pretraining = _value_pretraining()
     config.rl = _rl()
     config.critic = _critic()
-    config.policy_optimizer = _optimizer(learning_rate=3e-4)
+    config.policy_optimizer = _optimizer(learning_rate=6e-4)
     config.critic_optimizer = _optimizer(learning_rate=1e-3)
     config.batch = _batch()
     config.sampler = _sampler()
@@ -61,6 +61,7 @@ def shrink(config: ConfigDict) -> None:
         {"num_trajectories": 8, "rows_per_micro_batch": 4, "row_buckets": (8,), "row_length": 96}
     )
     config.env.max_tokens = 96
+    config.env.tool_latency_s = 0.0
     config.sampler.update({"num_slots": 8, "prefill_rows": 4})
     config.rollout.max_in_flight = 8
     config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
@@ -85,13 +86,14 @@ def _env() -> ConfigDict:
             "eval_tasks_file": "",  # the held-out ones of the same form; needed with tasks_file
             "num_operations": 2,  # dependent operations in a question, each needs one tool call
             "num_digits": 2,  # of each operand in a generated question
+            "max_result": 999,  # largest result of an operation in a generated question
             "operators": "+-*",  # that a generated question may use
             "max_turns": 5,  # actions per episode, the answer included; more is a truncation
             "max_turn_tokens": 12,  # tokens of one action
             "max_tokens": 96,  # tokens of a whole episode, prompt and observations included
             "tool_enabled": True,  # False: every call gets an error; measures the tool's worth
-            "tool_latency_s": 0.0,  # the tool sleeps so long, as slow tools do
-            "tool_latency_spread": 0.0,  # latency is uniform in (1 +- spread) x tool_latency_s
+            "tool_latency_s": 0.2,  # the tool sleeps so long, as slow tools do
+            "tool_latency_spread": 0.5,  # latency is uniform in (1 +- spread) x tool_latency_s
         }
     )
 
@@ -101,7 +103,7 @@ def _warm_start() -> ConfigDict:
         {
             "num_demonstrations": 4096,  # scripted episodes, made once
             "mistake_rate": 0.25,  # chance of a mistake at each action of the script
-            "num_steps": 400,  # supervised steps; 0 skips the stage (random initial policy)
+            "num_steps": 300,  # supervised steps; 0 skips the stage (random initial policy)
             "batch_size": 64,  # episodes per step
             "learning_rate": 3e-3,  # peak, AdamW, linear warm-up over 5 % then cosine to 10 %
             "weight_decay": 0.01,  # AdamW
@@ -112,7 +114,7 @@ def _warm_start() -> ConfigDict:
 def _value_pretraining() -> ConfigDict:
     return ConfigDict(
         {
-            "num_trajectories": 768,  # rollouts of the warm policy, the held-out ones included
+            "num_trajectories": 1536,  # rollouts of the warm policy, the held-out ones included
             "held_out_fraction": 0.25,  # of them, used for explained variance only
             "max_steps": 300,  # cap on gradient steps; 0 skips the stage
             "eval_every": 20,  # steps between measurements of held-out explained variance
@@ -135,7 +137,7 @@ def _rl() -> ConfigDict:
             "dis_low": 0.3,  # DIS keeps ratios in the open interval (1 - low, 1 + high)
             "dis_high": 5.0,
             "group_size": 1,  # trajectories per task; 1 = single rollout
-            "max_staleness": 4,  # older trajectories are dropped when they would be consumed
+            "max_staleness": 2,  # older trajectories are dropped when they would be consumed
         }
     )
 
@@ -171,7 +173,7 @@ def _batch() -> ConfigDict:
     return ConfigDict(
         {
             "num_trajectories": 64,  # per policy update (rejected ones are replaced)
-            "row_length": 96,  # tokens of a packed row; must hold env.max_tokens
+            "row_length": 128,  # tokens of a packed row; must hold env.max_tokens
             "rows_per_micro_batch": 32,  # rows in memory at once; gradients do not depend on it
             "row_buckets": (32, 64),  # allowed row counts of a batch: few, so few compilations
         }

@@ -25,7 +25,6 @@ from jaxrl_single.envs import base, expression
 ERROR = "error"  # the observation after a call that the tool does not understand
 CALL = "<call>"
 ANSWER = "<answer>"
-RESULT_LIMIT = 10**6  # results in generated questions are below; keeps calls short
 SPLIT_SIZES = {"train": 1_000_000, "eval": 100_000}
 _EVAL_SHARE = 10  # one question in so many belongs to the eval split
 _MAX_DRAWS = 10_000  # of questions, until one falls into the split
@@ -86,12 +85,19 @@ class CalculatorTasks(Sequence[types.Task]):
     """Generated questions with random access; the same index gives the same task for ever.
 
     A question's hash decides its split, so a question of one split never occurs in the other,
-    whatever the seeds. Within a split questions may repeat. All results are >= 0 and below
-    `RESULT_LIMIT`; operands have `num_digits` digits, fewer only where that bound asks for it.
+    whatever the seeds. Within a split questions may repeat. All results are >= 0 and at
+    most `max_result`; operands have `num_digits` digits, fewer only where that bound asks for it.
     """
 
     def __init__(
-        self, split: str, *, num_operations: int, num_digits: int, operators: str, seed: int
+        self,
+        split: str,
+        *,
+        num_operations: int,
+        num_digits: int,
+        max_result: int,
+        operators: str,
+        seed: int,
     ):
         """Fixes the distribution of the questions.
 
@@ -105,6 +111,11 @@ class CalculatorTasks(Sequence[types.Task]):
                 f"env.num_operations is {num_operations} and env.num_digits is {num_digits}; "
                 "allowed are num_operations >= 1 and 1 <= num_digits <= 5"
             )
+        if max_result < 10**num_digits - 1:
+            raise ValueError(
+                f"env.max_result is {max_result} with env.num_digits {num_digits}; "
+                f"it must hold any operand, so at least {10**num_digits - 1}"
+            )
         if not operators or set(operators) - set(expression.OPERATORS):
             raise ValueError(
                 f"env.operators is {operators!r}; "
@@ -113,6 +124,7 @@ class CalculatorTasks(Sequence[types.Task]):
         self._split = split
         self._num_operations = num_operations
         self._num_digits = num_digits
+        self._max_result = max_result
         self._operators = operators
         self._seed = seed
 
@@ -140,7 +152,7 @@ class CalculatorTasks(Sequence[types.Task]):
         result = rng.randint(low, high)
         text = str(result)
         for number in range(self._num_operations):
-            caps = {operator: _largest_operand(operator, result) for operator in self._operators}
+            caps = {sign: self._largest_operand(sign, result) for sign in self._operators}
             fitting = [operator for operator in self._operators if caps[operator] >= low]
             operator = rng.choice(fitting or list(self._operators))
             operand = rng.randint(min(low, caps[operator]), min(high, caps[operator]))
@@ -148,14 +160,13 @@ class CalculatorTasks(Sequence[types.Task]):
             result = expression.apply(operator, result, operand)
         return text, result
 
-
-def _largest_operand(operator: str, result: int) -> int:
-    """What may follow `result operator` so that 0 <= the next result < RESULT_LIMIT."""
-    if operator == "+":
-        return RESULT_LIMIT - 1 - result
-    if operator == "-":
-        return result
-    return (RESULT_LIMIT - 1) // max(result, 1)
+    def _largest_operand(self, operator: str, result: int) -> int:
+        """What may follow `result operator` so that 0 <= the next result <= max_result."""
+        if operator == "+":
+            return self._max_result - result
+        if operator == "-":
+            return result
+        return self._max_result // max(result, 1)
 
 
 def _split_of(question: str) -> str:

@@ -109,6 +109,7 @@ def _make_calculator_tasks(section: Section, split: str, seed: int) -> Sequence[
         split,
         num_operations=section["num_operations"],
         num_digits=section["num_digits"],
+        max_result=section["max_result"],
         operators=section["operators"],
         seed=seed,
     )

@@ -22,7 +22,7 @@ from jaxrl_single.trainer import optim, supervised_step
 from jaxrl_single.trainer import state as state_lib
 
 LOGPROB_CHUNK = 1024  # tokens whose logits exist at one time
-_AT_ONCE = 256  # episodes of the script that run together
+_AT_ONCE = 1024  # episodes of the script that run together
 
 Report = Callable[[int, dict[str, float]], None]  # (step, metrics)
 

@@ -121,7 +121,8 @@ def test_latency_spread_is_drawn_from_the_seed(monkeypatch):
 
 
 def _tasks(split="train", **changes):
-    options = {"num_operations": 2, "num_digits": 2, "operators": "+-*", "seed": 0, **changes}
+    options = {"num_operations": 2, "num_digits": 2, "max_result": 999_999}
+    options |= {"operators": "+-*", "seed": 0, **changes}
     return calculator.CalculatorTasks(split, **options)
 
 
@@ -157,7 +158,12 @@ def test_no_question_is_in_both_splits_whatever_the_seeds():
     list(itertools.product((1, 3, 6), (1, 3, 5), ("+-*", "*", "-", "+"))),
 )
 def test_results_stay_in_their_bounds(num_operations, num_digits, operators):
-    tasks = _tasks(num_operations=num_operations, num_digits=num_digits, operators=operators)
+    tasks = _tasks(
+        num_operations=num_operations,
+        num_digits=num_digits,
+        max_result=99_999,
+        operators=operators,
+    )
     for index in range(20):
         results = []
         operations = expression.parse(tasks[index].question)
@@ -166,7 +172,7 @@ def test_results_stay_in_their_bounds(num_operations, num_digits, operators):
             results.append(expression.apply(operation.operator, left, operation.right))
         assert len(operations) == num_operations
         assert {operation.operator for operation in operations} <= set(operators)
-        assert all(0 <= result < calculator.RESULT_LIMIT for result in results)
+        assert all(0 <= result <= 99_999 for result in results)
 
 
 def test_operands_have_their_digits_where_the_bounds_allow():

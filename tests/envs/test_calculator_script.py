@@ -8,7 +8,9 @@ import pytest
 from jaxrl_single import types
 from jaxrl_single.envs import calculator, calculator_script, chat
 
-TASKS = calculator.CalculatorTasks("train", num_operations=2, num_digits=2, operators="+-*", seed=3)
+TASKS = calculator.CalculatorTasks(
+    "train", num_operations=2, num_digits=2, max_result=999_999, operators="+-*", seed=3
+)
 
 
 async def _episode(task, mistake_rate, seed, max_turns=12):

@@ -284,7 +284,7 @@ def test_drain_returns_the_order_of_tickets_and_delivers_the_order_of_finishing(
         delivered = []
         numbers = [5, 3, 8, 1, 9, 2]
         tasks = calculator.CalculatorTasks(
-            "train", num_operations=2, num_digits=2, operators="+-*", seed=0
+            "train", num_operations=2, num_digits=2, max_result=999, operators="+-*", seed=0
         )
         short = types.Task("short", "1+2", "3")
         batch = [
