@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorboardX
-
 from jaxrl_single import workdir
-from jaxrl_single.metrics import names
+from jaxrl_single.metrics import names, tensorboard
 
 
 class MetricsWriter:
@@ -38,16 +34,11 @@ class MetricsWriter:
             self._path,
             lambda record: record.get("stage") != stage or record.get("step", 0) <= self._last,
         )
+        self._board_path = paths.tensorboard / stage
         try:
-            self._board = tensorboardX.SummaryWriter(
-                str(paths.tensorboard / stage),
-                purge_step=self._last + 1,
-                flush_secs=10,
-                # Two starts within a second would otherwise share a file name.
-                filename_suffix=f".{os.getpid()}.{self._last + 1}",
-            )
+            self._board = tensorboard.EventFile(self._board_path, first_step=self._last + 1)
         except OSError as error:
-            raise workdir.CannotWrite(paths.tensorboard, error) from error
+            raise workdir.CannotWrite(self._board_path, error) from error
 
     def write(
         self,
@@ -77,36 +68,13 @@ class MetricsWriter:
             record[name] = {"edges": edges, "counts": counts}
         workdir.append_jsonl(self._path, record)
         self._last = step
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._board.add_scalar(name, value, step)
-        for name, (edges, counts) in bins.items():
-            self._add_histogram(name, edges, counts, step)
-
-    def flush(self) -> None:
-        """Makes TensorBoard's files complete; metrics.jsonl always is."""
-        self._board.flush()
+        try:
+            self._board.write(step, values, bins)
+        except OSError as error:
+            raise workdir.CannotWrite(self._board_path, error) from error
 
     def close(self) -> None:
         self._board.close()
-
-    def _add_histogram(self, name: str, edges: list[float], counts: list[int], step: int) -> None:
-        if not sum(counts):
-            return
-        limits = [*edges[1:], 2 * edges[-1] - edges[-2] if len(edges) > 1 else edges[-1] + 1]
-        total = sum(edge * count for edge, count in zip(edges, counts, strict=True))
-        squares = sum(edge**2 * count for edge, count in zip(edges, counts, strict=True))
-        self._board.add_histogram_raw(
-            name,
-            min=edges[0],
-            max=limits[-1],
-            num=sum(counts),
-            sum=total,
-            sum_squares=squares,
-            bucket_limits=limits,
-            bucket_counts=counts,
-            global_step=step,
-        )
 
 
 def _number(name: str, value: Any) -> float:

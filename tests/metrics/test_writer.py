@@ -153,6 +153,38 @@ def test_a_stage_that_begins_anew_forgets_its_lines(paths):
     assert [record["episode/reward"] for record in lines(paths)] == [1.0]
 
 
+FILLS_THE_DISK = """
+import resource, sys
+from jaxrl_single import workdir
+from jaxrl_single.metrics import writer
+paths = workdir.Workdir(sys.argv[1])
+metrics = writer.MetricsWriter(paths, "rl")
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, resource.RLIM_INFINITY))
+if sys.argv[2] == "board":  # it is the TensorBoard file that finds no room
+    workdir.append_jsonl = lambda path, record: None
+try:
+    for step in range(1, 10**5):
+        metrics.write(step, {"episode/reward": 1.0})
+except workdir.CannotWrite as error:
+    print(error)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("which", ["metrics", "board"])
+def test_a_full_disk_is_one_message_and_no_hang(paths, which):
+    done = subprocess.run(
+        [sys.executable, "-c", FILLS_THE_DISK, str(paths.root), which],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 7
+    place = paths.metrics if which == "metrics" else paths.tensorboard / "rl"
+    assert done.stdout.startswith(f"cannot write {place}: ")
+    assert done.stderr == ""  # no thread and no exit handler that complains once more
+
+
 def test_the_writer_needs_no_jax(paths):
     code = (
         "import sys\n"

@@ -203,6 +203,16 @@ def test_a_tail_leaves_half_lines_for_later(tmp_path):
     assert tail.new() == []
 
 
+def test_a_tail_notices_a_file_put_in_place_of_the_old_one(tmp_path):
+    path, other = tmp_path / "x.jsonl", tmp_path / "y.jsonl"
+    path.write_text('{"a": 1}\n')
+    tail = snapshot.Tail(path)
+    tail.new()
+    other.write_text('{"a": 7}\n{"a": 8}\n{"a": 9}\n')
+    other.rename(path)
+    assert tail.new() == [{"a": 7}, {"a": 8}, {"a": 9}]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(None, "-"), (0, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")],
