@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_single import types, workdir
 from jaxrl_single.data import batching, token_batch
-from jaxrl_single.evals import success
+from jaxrl_single.metrics import success
 from jaxrl_single.metrics import writer as writer_lib
 from jaxrl_single.stages import rollouts as rollouts_lib
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from jaxrl_single.evals import success
+from jaxrl_single.metrics import success
 
 
 def test_wilson_interval_of_published_values():
