@@ -92,7 +92,7 @@ def _env() -> ConfigDict:
             "max_turn_tokens": 12,  # tokens of one action
             "max_tokens": 96,  # tokens of a whole episode, prompt and observations included
             "tool_enabled": True,  # False: every call gets an error; measures the tool's worth
-            "tool_latency_s": 0.2,  # the tool sleeps so long, as slow tools do
+            "tool_latency_s": 0.15,  # the tool sleeps so long, as slow tools do
             "tool_latency_spread": 0.5,  # latency is uniform in (1 +- spread) x tool_latency_s
         }
     )
@@ -183,7 +183,7 @@ def _batch() -> ConfigDict:
 def _sampler() -> ConfigDict:
     return ConfigDict(
         {
-            "num_slots": 64,  # episodes decoded together; fixed, so a token's numbers are too
+            "num_slots": 40,  # episodes decoded together; fixed, so a token's numbers are too
             "decode_chunk": 6,  # tokens decoded per dispatch; weights swap between chunks
             "prefill_rows": 16,  # episodes prefilled per dispatch
             "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
@@ -199,7 +199,7 @@ def _rollout() -> ConfigDict:
         {
             "temperature": 1.0,  # of training and evaluation
             "on_limit": "terminal",  # turn, token and context limits: terminal | bootstrap | mask
-            "max_in_flight": 64,  # episodes at once, at most sampler.num_slots
+            "max_in_flight": 40,  # episodes at once, at most sampler.num_slots
             "max_attempts": 2,  # tries of a ticket whose episode failed with an error
             "max_consecutive_errors": 20,  # so many failed episodes in a row stop the run
         }
