@@ -104,7 +104,7 @@ def gradients(
 
     start = (jnp.float32(0), zeros(trained), sums, carry)
     (value, gradient, sums, carry), outputs = jax.lax.scan(body, start, inputs)
-    return Gradients(value, gradient, optax.global_norm(gradient), Aux(sums, outputs, carry))
+    return Gradients(value, gradient, _global_norm(gradient), Aux(sums, outputs, carry))
 
 
 def update(
@@ -147,3 +147,7 @@ def guards(num_tokens: jax.Array, finite: jax.Array) -> dict[str, jax.Array]:
         "train/empty_update": (num_tokens == 0).astype(jnp.float32),
         "train/nonfinite": (~finite).astype(jnp.float32),
     }
+
+
+def _global_norm(tree: optim.Params) -> jax.Array:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))

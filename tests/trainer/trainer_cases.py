@@ -122,7 +122,8 @@ def _mean_of_segment(params, tokens, positions, segment_ids):
     onehot = jax.nn.one_hot(jnp.where(real, tokens, 0), VOCABULARY)
     embedded = jnp.where(real[..., None], onehot @ table, 0.0)
     place = jnp.arange(tokens.shape[1])
-    seen = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (place[:, None] >= place[None])
+    seen = segment_ids[:, :, None] == segment_ids[:, None, :]
+    seen = seen & (place[:, None] >= place[None, :])[None]
     count = jnp.where(real, positions + 1, 1)[..., None]
     mean = jnp.einsum("bts,bsd->btd", seen.astype(jnp.float32), embedded) / count
     return jnp.tanh(mean @ params["layers"]["mlp"]["up"][0]) + embedded

@@ -1,0 +1,102 @@
+"""The alignment: what is said about token t comes from the state at t - 1 of its segment."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import trainer_cases as cases
+
+from jaxrl_single.data import token_batch
+from jaxrl_single.models import api
+from jaxrl_single.trainer import forward
+
+
+def _next_token_policy(certainty):
+    """Puts the logit `certainty` on token id + 1 and 0 on all others."""
+    size = cases.VOCABULARY
+    return api.Policy(
+        config=cases.real_config("tiny"),
+        init=None,
+        hidden=lambda params, tokens, *_: jax.nn.one_hot(tokens, size),
+        unembedding=lambda params: certainty * jnp.roll(jnp.eye(size), 1, axis=0),
+        init_cache=None,
+        prefill=None,
+        decode=None,
+    )
+
+
+def _last_token_critic():
+    """The value after a token is its id + 100."""
+    return api.Critic(
+        config=cases.real_config("tiny"),
+        init=None,
+        values=lambda params, tokens, *_: tokens.astype(jnp.float32) + 100,
+        from_policy=None,
+    )
+
+
+def _jitted(policy, chunk):
+    return jax.jit(functools.partial(forward.policy_forward, policy, chunk=chunk))
+
+
+def _micro():
+    """Two segments of one trajectory and a second trajectory in one row, then padding."""
+    first = cases.trajectory(
+        [0, 1, 1, 0, 1],
+        tokens=np.array([3, 4, 5, 5, 6], np.int32),
+        segment_ids=np.array([1, 1, 1, 2, 2], np.int32),
+        temperature=0.5,
+    )
+    second = cases.trajectory([0, 1, 1], ticket=1, tokens=np.array([7, 8, 3], np.int32))
+    return token_batch.micro_batch(cases.pack([first, second], rows=1, row_length=10), 0)
+
+
+def test_log_probs_are_of_the_token_at_their_place():
+    micro = _micro()
+    logprobs, entropies = _jitted(_next_token_policy(3.0), 4)({}, micro)
+    others = cases.VOCABULARY - 1
+    # log-prob of the predicted token and of any other, at temperature 1 and 0.5
+    right = {t: 3 / t - np.log(np.exp(3 / t) + others) for t in (1.0, 0.5)}
+    wrong = {t: -np.log(np.exp(3 / t) + others) for t in (1.0, 0.5)}
+    # tokens 3 4 5 | 5 6 || 7 8 3; nothing precedes the first of a segment, not even a 5 before a 5
+    expected = [0, right[0.5], right[0.5], 0, right[0.5], 0, right[1.0], wrong[1.0], 0, 0]
+    np.testing.assert_allclose(logprobs[0], expected, atol=1e-6)
+    p = np.exp(right[1.0])
+    entropy = -p * right[1.0] - (1 - p) * wrong[1.0]
+    np.testing.assert_allclose(entropies[0, 6:8], entropy, atol=1e-6)
+    assert (np.asarray(entropies)[0, [0, 3, 5, 8, 9]] == 0).all()
+
+
+def test_values_are_of_the_prefix_before_the_token():
+    before, after = forward.critic_forward(_last_token_critic(), {}, _micro())
+    assert before[0].tolist() == [0, 103, 104, 0, 105, 0, 107, 108, 0, 0]
+    assert after[0, :8].tolist() == [103, 104, 105, 105, 106, 107, 108, 103]
+
+
+def test_bootstrap_values_are_of_the_whole_trajectory_and_only_where_it_was_cut():
+    cut = {"terminated": False, "truncated": True}
+    given = [
+        cases.trajectory([0, 1, 1, 0], tokens=np.array([1, 2, 3, 9], np.int32), **cut),
+        cases.trajectory([0, 1, 1], ticket=1, tokens=np.array([1, 2, 4], np.int32)),
+        cases.trajectory([0, 1], ticket=2, tokens=np.array([1, 5], np.int32), **cut),
+    ]
+    batch = cases.pack(given, rows=4, micro=2, row_length=5, slots=5, on_limit="bootstrap")
+    after = jnp.stack(
+        [
+            forward.critic_forward(_last_token_critic(), {}, token_batch.micro_batch(batch, i))[1]
+            for i in range(2)
+        ]
+    )
+    values = forward.bootstrap_values(after, batch)
+    assert batch.source_index.tolist() == [0, 1, 2, -1, -1]
+    assert values.tolist() == [109, 0, 105, 0, 0]
+
+
+def test_the_chunk_changes_nothing():
+    policy = cases.small_policy()
+    params = policy.init(jax.random.key(0))
+    micro = token_batch.micro_batch(cases.pack(cases.trajectories(9)), 0)
+    whole = _jitted(policy, 24)(params, micro)
+    parts = _jitted(policy, 5)(params, micro)
+    cases.assert_close(whole, parts, atol=1e-6)
