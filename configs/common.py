@@ -114,9 +114,9 @@ def _warm_start() -> ConfigDict:
 def _value_pretraining() -> ConfigDict:
     return ConfigDict(
         {
-            "num_trajectories": 1536,  # rollouts of the warm policy, the held-out ones included
+            "num_trajectories": 3072,  # rollouts of the warm policy, the held-out ones included
             "held_out_fraction": 0.25,  # of them, used for explained variance only
-            "max_steps": 300,  # cap on gradient steps; 0 skips the stage
+            "max_steps": 160,  # cap on gradient steps; 0 skips the stage
             "eval_every": 20,  # steps between measurements of held-out explained variance
             "patience": 3,  # measurements without a new best before stopping
             "learning_rate": 1e-3,  # AdamW, all of the critic is trained here
@@ -127,7 +127,7 @@ def _value_pretraining() -> ConfigDict:
 def _rl() -> ConfigDict:
     return ConfigDict(
         {
-            "num_steps": 150,  # policy updates; may be raised on a rerun of the same workdir
+            "num_steps": 200,  # policy updates; may be raised on a rerun of the same workdir
             "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
             "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
             "critic_first": True,  # advantages come from the critic after its update on this batch
