@@ -7,6 +7,7 @@ import re
 
 _TAIL_BYTES = 1 << 20
 _MAX_LINES = 200
+MESSAGE = "error: "
 _PLAIN_LINES = 20  # shown when there is no traceback
 _START = re.compile(
     r"(Traceback \(most recent call last\):"
@@ -45,6 +46,24 @@ def last_traceback(text: str) -> str | None:
     while starts and _belong_together(lines[starts[-1] : first + 1]):
         first = starts.pop()
     return "\n".join(lines[first : first + _MAX_LINES])
+
+
+def last_message(text: str) -> str | None:
+    """The "error: ..." with which a process ended, None when it ended otherwise.
+
+    Faults that people can mend are printed so, as the last words before the exit. Libraries may
+    have printed a traceback of the same fault before, and complain once more while they exit.
+    """
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith(MESSAGE)]
+    if not starts:
+        return None
+    for number in range(starts[-1] + 1, len(lines)):
+        if _START.match(lines[number]):
+            if not lines[number - 1].startswith("Exception ignored in"):
+                return None  # it went on, and crashed
+            return "\n".join(lines[starts[-1] : number - 1])
+    return "\n".join(lines[starts[-1] :][:_MAX_LINES])
 
 
 def _belong_together(lines: list[str]) -> bool:

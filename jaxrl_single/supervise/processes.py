@@ -43,7 +43,8 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the run ended. `message` is for stderr and ends with the first traceback; "" at 0."""
+    """How the run ended. `message` is for stderr and ends with the first traceback or,
+    where a process has said what is wrong, with that; "" at 0."""
 
     exit_code: int
     message: str = ""
@@ -53,7 +54,7 @@ class Outcome:
 class _Failure:
     name: str
     reason: str
-    traceback: str | None
+    report: str | None  # a message for people, or a traceback, as the process printed it
     tail: str
 
 
@@ -124,8 +125,8 @@ class _Running:
 
     def failure(self, reason: str) -> _Failure:
         text = logs.read(self._paths.log(self.program.name), self.log_offset)
-        traceback = logs.last_traceback(text)
-        return _Failure(self.program.name, reason, traceback, logs.last_lines(text))
+        report = logs.last_message(text) or logs.last_traceback(text)
+        return _Failure(self.program.name, reason, report, logs.last_lines(text))
 
 
 class Supervisor:
@@ -278,12 +279,14 @@ class Supervisor:
             of_name = [failure for failure in self._failures if failure.name == name]
             lines += [f"{name} {failure.reason}" for failure in of_name]
             lines.append(f"its log: {self._paths.log(name)}")
-        first = next((f for f in self._failures if f.traceback), None)
-        if first is not None:
-            lines += [f"the first traceback, of {first.name}:", first.traceback or ""]
-        else:
+        first = next((f for f in self._failures if f.report), None)
+        if first is None:
             first = self._failures[0]
             lines += [f"no traceback; the last lines of {first.name}:", first.tail]
+        else:
+            report = first.report or ""
+            lines += ["" if report.startswith(logs.MESSAGE) else _heading(first), report]
+        lines = [line for line in lines if line]
         return Outcome(1, "\n".join(lines))
 
     def _show(self) -> None:
@@ -316,6 +319,10 @@ class Supervisor:
 
         numbers = (signal.SIGTERM, signal.SIGINT)
         return {number: signal.signal(number, request) for number in numbers}
+
+
+def _heading(failure: _Failure) -> str:
+    return f"the first traceback, of {failure.name}:"
 
 
 def _reason(code: int) -> str:

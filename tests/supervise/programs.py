@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 from jaxrl_single import workdir
 from jaxrl_single.supervise import child, lock, processes
@@ -64,6 +65,18 @@ def crash(root, name):
         raise KeyError(f"cause {number}")
     except KeyError as error:
         raise ValueError(f"crash number {number}") from error
+
+
+def give_up(root, name):
+    """Ends with a message for people, after a library has printed its own view of the fault."""
+    child.start(workdir.Workdir(root), name)
+    wait_for_sampler(root, name)
+    try:
+        raise OSError("No space left on device")
+    except OSError:
+        traceback.print_exc()
+    print("error: cannot save: No space left on device", file=sys.stderr)
+    sys.exit(1)
 
 
 def crash_when_stopped(root, name):

@@ -84,6 +84,28 @@ def test_stacks_of_all_threads_are_one_report():
     assert "<module>" in found
 
 
+def test_last_words_for_people_count_more_than_tracebacks_of_libraries():
+    text = output(
+        "import atexit, sys, threading\n"
+        "def fail(): raise OSError('No space left on device')\n"
+        "thread = threading.Thread(target=fail)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "atexit.register(fail)\n"
+        "print('error: cannot save: No space left\\nsecond line', file=sys.stderr)\n"
+        "sys.exit(1)\n"
+    )
+    assert text.count("Traceback") == 2
+    assert logs.last_message(text) == "error: cannot save: No space left\nsecond line"
+
+
+def test_a_crash_after_a_message_is_no_message():
+    text = output("print('error: a tool failed', flush=True)\n1 / 0")
+    assert logs.last_message(text) is None
+    assert logs.last_traceback(text).endswith("ZeroDivisionError: division by zero")
+    assert logs.last_message("all is well\n") is None
+
+
 def test_no_traceback_gives_the_last_lines():
     text = "".join(f"line {n}\n" for n in range(50)) + "\n\n"
     assert logs.last_traceback(text) is None

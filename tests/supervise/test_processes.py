@@ -92,6 +92,18 @@ def test_a_crash_of_the_trainer_ends_the_run_with_its_traceback_last(paths):
     assert programs.notes(paths.root, "sampler")[-1] == "saved"
 
 
+def test_what_a_trainer_says_to_people_comes_last(paths):
+    outcome = run(paths, "serve", "give_up")
+
+    assert outcome.exit_code == 1
+    assert "Traceback" not in outcome.message
+    assert outcome.message.splitlines() == [
+        "trainer ended with exit code 1",
+        f"its log: {paths.log('trainer')}",
+        "error: cannot save: No space left on device",
+    ]
+
+
 def test_a_sampler_that_keeps_crashing_ends_the_run_with_the_first_traceback(paths):
     said = []
     outcome = run(paths, "crash", "serve", said=said)
