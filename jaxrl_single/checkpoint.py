@@ -114,19 +114,7 @@ class Checkpoints:
                 f"{self.directory} holds no checkpoint of step {step}, only {self.steps()}"
             )
         try:
-            found = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    leaves=ocp.args.JsonRestore(), metadata=ocp.args.JsonRestore()
-                ),
-            )
-            self._compare(step, found["leaves"], _describe(like))
-            state = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(jax.tree.map(_abstract, like))
-                ),
-            )["state"]
+            return self._read(step, like)
         except CheckpointError:
             raise
         except Exception as error:  # damaged files fail in many ways inside Orbax
@@ -134,10 +122,17 @@ class Checkpoints:
                 f"{self.directory / str(step)} is damaged: {_reason(error)}; remove this "
                 f"directory to continue from an earlier one of {self.steps()[:-1]}"
             ) from error
-        return state, found["metadata"]
 
     def close(self) -> None:
         self._manager.close()
+
+    def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+        small = ocp.args.Composite(leaves=ocp.args.JsonRestore(), metadata=ocp.args.JsonRestore())
+        found = self._manager.restore(step, args=small)
+        self._compare(step, found["leaves"], _describe(like))
+        wanted = ocp.args.StandardRestore(jax.tree.map(_abstract, like))
+        arrays = self._manager.restore(step, args=ocp.args.Composite(state=wanted))
+        return arrays["state"], found["metadata"]
 
     def _compare(self, step: int, saved: dict[str, str], wanted: dict[str, str]) -> None:
         differences = [

@@ -15,10 +15,8 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_single import store, types, workdir
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import trajectory_maker
-from trajectory_maker import make_error, make_trajectory
+from tests import trajectory_maker
+from tests.trajectory_maker import make_error, make_trajectory
 
 RUN = "run-a"
 

@@ -2,16 +2,13 @@
 
 import json
 import math
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
 from jaxrl_single import store, workdir
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-from trajectory_maker import make_error, make_trajectory
+from tests.trajectory_maker import make_error, make_trajectory
 
 
 @pytest.fixture

@@ -1,19 +1,16 @@
 """One run per workdir: two real processes, and files that the dead have left."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import time
 
+import programs
 import pytest
 
 from jaxrl_single import workdir
 from jaxrl_single.supervise import child, identity, lock
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import programs
 
 
 @pytest.fixture

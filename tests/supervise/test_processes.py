@@ -1,19 +1,15 @@
 """The supervisor with real processes that crash, hang, are killed, or do as they are told."""
 
 import os
-import pathlib
 import signal
 import subprocess
-import sys
 import time
 
+import programs
 import pytest
 
 from jaxrl_single import workdir
 from jaxrl_single.supervise import identity, lock, processes
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import programs
 
 
 @pytest.fixture
