@@ -181,6 +181,15 @@ class TrajectoryStore:
                 if path is not None:
                     path.unlink(missing_ok=True)
 
+    def forget(self, keys: Iterable[str]) -> None:
+        """Deletes the files of scanned keys as if they had never been: the keys may come again."""
+        keys = list(keys)
+        self.delete(keys)
+        with self._lock:
+            for split in types.SPLITS:
+                self._scanned[split] -= set(keys)
+                self._written[split] -= set(keys)
+
     def counts(self) -> dict[str, int]:
         """Number of files now in "train", "eval" and "rejected"."""
         names = (*types.SPLITS, "rejected")

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from jaxrl_single import types
 
+# First numbers: what is evaluated, and how often, must not move the randomness of training.
+SERIES = {"train": 0, "eval": 500_000_000, "gate": 900_000_000}
+
 _FIELD_TYPES = {
     "run_id": str,
     "number": int,
@@ -100,7 +103,7 @@ class TicketBook:
         self._run_id = run_id
         self._tasks = tasks
         self._max_attempts = max_attempts
-        self._next_number = 0
+        self._next = dict(SERIES)
         self._open: dict[str, types.Ticket] = {}  # by key, in the order of issue
         self._stored: set[str] = set()  # open, and their trajectory has arrived
         self._unsent: list[str] = []  # open, and to be handed out by the next `issue`
@@ -123,11 +126,11 @@ class TicketBook:
         """
         tickets = self._resend()
         for _ in range(max(n, 0) // group_size):
-            task, group_id = self._tasks.next(), self._next_number
+            task, group_id = self._tasks.next(), self._next["train"]
             for _ in range(group_size):
                 ticket = types.Ticket(
                     self._run_id,
-                    self._next_number,
+                    self._number("train"),
                     attempt=0,
                     task=task,
                     temperature=temperature,
@@ -144,19 +147,26 @@ class TicketBook:
         policy_version: int | None,
         purpose: str,
         temperature: float = 1.0,
+        series: str = "eval",
     ) -> list[types.Ticket]:
-        """One evaluation ticket per task; all sampled from `policy_version`."""
+        """One evaluation ticket per task; all sampled from `policy_version`.
+
+        Args:
+          series: of their numbers, "eval" or "gate"; a gate comes at a resume too, so with
+            numbers of its own it leaves those of the evaluations as they are.
+        """
         tickets = []
         for task in tasks:
+            number = self._number(series)
             ticket = types.Ticket(
                 self._run_id,
-                self._next_number,
+                number,
                 attempt=0,
                 task=task,
                 split="eval",
                 temperature=temperature,
                 policy_version=policy_version,
-                group_id=self._next_number,
+                group_id=number,
                 purpose=purpose,
             )
             tickets.append(self._add(ticket))
@@ -250,20 +260,20 @@ class TicketBook:
         """What `restore` needs, in JSON types; the position of the tasks included."""
         return {
             "run_id": self._run_id,
-            "next_number": self._next_number,
+            "next": dict(self._next),
             "open": [to_json(ticket) for ticket in self._open.values()],
             "counts": dict(self._counts),
             "tasks": self._tasks.state(),
         }
 
-    def restore(self, state: dict[str, Any], *, next_number: int = 0) -> None:
+    def restore(self, state: dict[str, Any], *, used: Iterable[int] = ()) -> None:
         """Goes back to `state`; then call `mark_stored` for what lies in the store, then `issue`.
 
         Args:
           state: of `state()`.
-          next_number: new tickets get at least this number. Give more than any number that was
-            issued after `state` was taken, if workers may still hold such a ticket or the store
-            its trajectory; with 0 the numbers repeat, and so does all randomness named by them.
+          used: numbers that new tickets must not get. Give those that were issued after `state`
+            was taken, if workers may still hold such a ticket or the store its trajectory;
+            with none the numbers repeat, and so does all randomness named by them.
 
         Raises:
           ValueError: the state is of another run or of other tasks.
@@ -275,15 +285,21 @@ class TicketBook:
             )
         tickets = [from_json(fields) for fields in state["open"]]
         self._tasks.restore(state["tasks"])
-        self._next_number = max(state["next_number"], next_number)
+        self._next = dict(state["next"])
+        for number in used:
+            series = max((name for name in SERIES if SERIES[name] <= number), key=SERIES.get)
+            self._next[series] = max(self._next[series], number + 1)
         self._open = {ticket.key: ticket for ticket in tickets}
         self._stored = set()
         self._unsent = list(self._open)
         self._counts = dict(state["counts"])
         self.consecutive_errors = 0
 
+    def _number(self, series: str) -> int:
+        self._next[series] += 1
+        return self._next[series] - 1
+
     def _add(self, ticket: types.Ticket) -> types.Ticket:
-        self._next_number += 1
         self._open[ticket.key] = ticket
         return ticket
 

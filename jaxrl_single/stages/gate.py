@@ -52,10 +52,12 @@ def check(
     Raises:
       GateFailed: a bound is exceeded, or nothing was compared.
     """
+    if not metrics["mismatch/tokens"]:
+        raise GateFailed("nothing to compare: no episode of the gate ended without an error")
     scale = 1 / min(1.0, temperature)
     for name, field in (("max", "max_difference"), ("mean", "mean_difference")):
         found, allowed = metrics[f"mismatch/{name}"], section[field] * scale
-        if not found <= allowed or not metrics["mismatch/tokens"]:
+        if not found <= allowed:
             raise GateFailed(
                 f"sampler and trainer disagree at equal weights: {name} difference of log-probs "
                 f"{found:.3g} over {metrics['mismatch/tokens']:.0f} tokens, allowed is "

@@ -104,7 +104,7 @@ class Rollouts:
         self._eval_tasks = eval_tasks
         self._ready: list[types.Trajectory] = []
         self._evaluated: dict[str, list[types.Trajectory]] = collections.defaultdict(list)
-        self._early: set[str] = set()  # in the store, but their ticket is not issued (yet)
+        self._strangers: set[str] = set()  # in the store, but no ticket of the book is open
         self._finished: list[str] = []  # consumed; their files go when a checkpoint covers them
         self._errors: collections.Counter[str] = collections.Counter()
         self._first_error: types.EpisodeError | None = None
@@ -127,13 +127,14 @@ class Rollouts:
         self.params_sha256 = weights_base.params_sha256(params)
         self.backend.serve(self.version, params)
 
-    def forget_strangers(self, *, delete: bool) -> int:
-        """Looks for trajectories that no ticket of this book asked for; returns how many."""
+    def forget_strangers(self) -> int:
+        """Deletes trajectories that no open ticket of the book asked for; returns how many.
+
+        They come from steps that were lost with a killed process; their tasks are drawn again.
+        """
         self.collect()
-        strangers = sorted(self._early)
-        if delete:
-            self.store.delete(strangers)
-            self._early.clear()
+        strangers, self._strangers = self._strangers, set()
+        self.store.forget(strangers)
         return len(strangers)
 
     def top_up(self, *, purpose: str, limit: int | None = None) -> None:
@@ -175,8 +176,13 @@ class Rollouts:
         self._finished += keys
         return Taken(batch, dropped, time.monotonic() - began)
 
-    def request_evaluation(self, purpose: str, *, num_tasks: int, version: int) -> None:
-        """Orders one episode on each of the first `num_tasks` held-out tasks, at this version."""
+    def request_evaluation(
+        self, purpose: str, *, num_tasks: int, version: int, series: str = "eval"
+    ) -> None:
+        """Orders one episode on each of the first `num_tasks` held-out tasks, at this version.
+
+        `series` is that of the tickets' numbers, see `TicketBook.issue_eval`.
+        """
         tasks = [self._eval_tasks[i] for i in range(min(num_tasks, len(self._eval_tasks)))]
         self._send(
             self.book.issue_eval(
@@ -184,13 +190,14 @@ class Rollouts:
                 policy_version=version,
                 purpose=purpose,
                 temperature=self.settings.temperature,
+                series=series,
             )
         )
 
     def open_evaluations(self) -> list[str]:
-        """Purposes that were requested and not yet taken, in the order of request."""
-        asked = [ticket.purpose for ticket in self.book.in_flight("eval")]
-        return list(dict.fromkeys([*self._evaluated, *asked]))
+        """Purposes ("STAGE@STEP") that were requested and not yet taken, by step."""
+        asked = {ticket.purpose for ticket in self.book.in_flight("eval")}
+        return sorted({*self._evaluated, *asked}, key=lambda purpose: int(purpose.split("@")[1]))
 
     def take_evaluation(self, purpose: str, *, wait: bool) -> list[types.Trajectory] | None:
         """The episodes of an evaluation, errors included; None while some are missing."""
@@ -228,21 +235,19 @@ class Rollouts:
         """What a checkpoint keeps, in JSON types."""
         return {"book": self.book.state(), "version": self.version}
 
-    def restore(self, state: dict[str, Any], *, next_number: int, forget: bool) -> int:
+    def restore(self, state: dict[str, Any], *, used: Iterable[int]) -> int:
         """Continues from a checkpoint: open tickets come first, finished ones are found again.
 
         Args:
           state: of `state()`.
-          next_number: see `TicketBook.restore`.
-          forget: delete trajectories whose ticket the checkpoint does not know. They come from
-            steps that were lost with the process; their tasks will be drawn again.
+          used: see `TicketBook.restore`.
 
         Returns:
-          Number of trajectories that were forgotten.
+          Number of trajectories that were forgotten, see `forget_strangers`.
         """
-        self.book.restore(state["book"], next_number=next_number)
+        self.book.restore(state["book"], used=used)
         self.version = state["version"]
-        return self.forget_strangers(delete=forget) if forget else 0
+        return self.forget_strangers()
 
     def resend(self) -> None:
         """Issues again whatever was open at the checkpoint and is not in the store."""
@@ -257,21 +262,14 @@ class Rollouts:
         newest = self._weights.latest()
         return -1 if newest is None else newest
 
-    def _send(self, batch: Iterable[types.Ticket]) -> None:
-        unfinished = []
-        for ticket in batch:
-            if ticket.key in self._early:
-                self._early.discard(ticket.key)
-                self._arrive(ticket.key)
-            else:
-                unfinished.append(ticket)
-        if unfinished:
-            self.backend.send(unfinished)
+    def _send(self, batch: Sequence[types.Ticket]) -> None:
+        if batch:
+            self.backend.send(batch)
 
     def _arrive(self, key: str) -> None:
         self._last_arrival = time.monotonic()
         if not self.book.is_open(key):
-            self._early.add(key)
+            self._strangers.add(key)
             return
         try:
             trajectory = self.store.read(key)

@@ -208,8 +208,7 @@ class Trainer:
         lost = self.rollouts.restore(
             metadata["rollouts"],
             # Numbers name the randomness: sync mode repeats them, local mode never does.
-            next_number=0 if self.sync else _next_number(self.paths, self.rollouts.store),
-            forget=not self.sync,
+            used=() if self.sync else _used_numbers(self.paths, self.rollouts.store),
         )
         if lost:
             _log.warning(
@@ -230,11 +229,9 @@ class Trainer:
         if self.sync:
             self.weights.forget_after(-1)
         else:
-            self.rollouts.book.restore(
-                self.rollouts.book.state(),
-                next_number=_next_number(self.paths, self.rollouts.store),
-            )
-        self.rollouts.forget_strangers(delete=not self.sync)
+            used = _used_numbers(self.paths, self.rollouts.store)
+            self.rollouts.book.restore(self.rollouts.book.state(), used=used)
+        self.rollouts.forget_strangers()
 
     def _fresh_state(
         self, policy_params: api.Params, critic_params: api.Params
@@ -355,7 +352,7 @@ class Trainer:
         num_tasks = min(_GATE_EPISODES, self.config.batch.num_trajectories)
         self._say("rl", 0, self.config.rl.num_steps, "comparing sampler and trainer")
         self.rollouts.request_evaluation(
-            "gate@0", num_tasks=num_tasks, version=self.rollouts.version
+            "gate@0", num_tasks=num_tasks, version=self.rollouts.version, series="gate"
         )
         episodes = self.rollouts.take_evaluation("gate@0", wait=True)
         found = gate.measure(self.mismatch, params, episodes, self.pack, limit=num_tasks)
@@ -403,8 +400,8 @@ def _settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
     )
 
 
-def _next_number(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> int:
-    """Above every ticket number of this run that left a trace on disk."""
+def _used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:
+    """Every ticket number of this run that left a trace on disk."""
     keys = [path.stem for path in paths.tickets.glob("*.json")]
     keys += store.keys()
-    return 1 + max((int(key.partition("-")[0]) for key in keys), default=-1)
+    return [int(key.partition("-")[0]) for key in keys]

@@ -24,13 +24,17 @@ def keys(batch):
     return [ticket.key for ticket in batch]
 
 
-def test_numbers_count_up_through_stages_and_splits():
+def test_numbers_count_up_in_series_of_their_own():
+    """What is evaluated must not move the numbers, and so the randomness, of training."""
     one = book()
     first = one.issue(2, purpose="value_pretraining")
     evals = one.issue_eval(TASKS[:2], policy_version=7, purpose="eval/rl@0", temperature=0.5)
     more = one.issue(1, temperature=0.8)
-    assert [t.number for t in first + evals + more] == [0, 1, 2, 3, 4]
-    assert [t.group_id for t in first + evals + more] == [0, 1, 2, 3, 4]
+    gate = one.issue_eval(TASKS[:1], policy_version=7, purpose="gate@0", series="gate")
+    assert [t.number for t in first + more] == [0, 1, 2]
+    assert [t.number for t in evals] == [500_000_000, 500_000_001]
+    assert [t.number for t in gate] == [900_000_000]
+    assert [t.group_id for t in first + evals + more] == [0, 1, 500_000_000, 500_000_001, 2]
     assert [t.task.id for t in first + more] == ["t0", "t1", "t2"]
     assert {(t.split, t.policy_version, t.temperature) for t in evals} == {("eval", 7, 0.5)}
     assert {(t.split, t.policy_version) for t in first + more} == {("train", None)}
@@ -180,10 +184,14 @@ def test_restore_can_skip_numbers_that_may_still_be_in_use():
     one.issue(2)
     state = one.state()
     other = book()
-    other.restore(state, next_number=50)
+    other.restore(state, used=[49, 3])
     assert [t.number for t in other.issue(2)] == [0, 1, 50, 51]
-    other.restore(state, next_number=1)
+    other.restore(state, used=[0])
     assert [t.number for t in other.issue(1)] == [0, 1, 2]
+    other.restore(state, used=[500_000_006])
+    assert [t.number for t in other.issue(1)] == [0, 1, 2]
+    evals = other.issue_eval(TASKS[:1], policy_version=0, purpose="rl@0")
+    assert [t.number for t in evals] == [500_000_007]
 
 
 def test_restore_refuses_another_run_and_broken_states():
@@ -304,8 +312,8 @@ class Lineage(stateful.RuleBasedStateMachine):
     def crash(self):
         state, fates, attempts = self.saved
         self.book = book(max_attempts=2)
-        highest = max((ticket.number for ticket in self.sent.values()), default=-1)
-        self.book.restore(json.loads(state), next_number=highest + 1)
+        used = [ticket.number for ticket in self.sent.values()]
+        self.book.restore(json.loads(state), used=used)
         self.fates, self.attempts = dict(fates), dict(attempts)
         self.files = {key: n for key, n in self.files.items() if self.book.mark_stored(key)}
 

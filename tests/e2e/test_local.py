@@ -25,8 +25,8 @@ def check_sound(workdir, num_steps=12):
     # 8 a step, none twice: the lineage of the checkpoints has trained exactly this many for RL.
     assert counts["trained"] == 8 * num_steps + 16
     assert runs.rl_steps(workdir) == list(range(1, num_steps + 1))
-    assert [e["stage"] for e in facts["evals"]][0] == "warm_start"
-    assert [e["stage"] for e in facts["evals"]][-1] == "final"
+    stages = [evaluation["stage"] for evaluation in facts["evals"]]
+    assert (stages[0], stages[-1]) == ("warm_start", "final")
     return facts
 
 

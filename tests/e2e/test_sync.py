@@ -27,7 +27,9 @@ def arrays(workdir, step):
     place = pathlib.Path(workdir, "checkpoints", "rl", str(step), "state")
     restored = ocp.StandardCheckpointer().restore(place)
     flat = jax.tree_util.tree_leaves_with_path(restored)
-    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in flat}
+    plain = {jax.tree_util.keystr(path): leaf for path, leaf in flat}
+    plain["['key']"] = jax.random.key_data(plain["['key']"])
+    return {name: np.asarray(leaf).tobytes() for name, leaf in plain.items()}
 
 
 @pytest.fixture(scope="module")
