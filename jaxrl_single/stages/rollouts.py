@@ -137,22 +137,29 @@ class Rollouts:
         self.store.forget(strangers)
         return len(strangers)
 
-    def top_up(self, *, purpose: str, limit: int | None = None) -> None:
-        """Issues training tickets up to the admission bound (or `limit` new ones)."""
+    def top_up(self, *, purpose: str, wanted: int | None = None) -> None:
+        """Issues training tickets up to the admission bound, and retries of failed episodes.
+
+        With `wanted`, no more than that many trajectories are in flight or ready together.
+        """
         room = self.book.room(
             max_staleness=self.settings.depth - 1, batch_size=self.settings.batch_size
         )
+        if wanted is not None:
+            room = min(room, wanted - len(self.book.in_flight()) - len(self._ready))
         self._send(
             self.book.issue(
-                room if limit is None else min(room, limit),
+                room,
                 purpose=purpose,
                 temperature=self.settings.temperature,
                 group_size=self.settings.group_size,
             )
         )
 
-    def take(self, count: int, *, purpose: str, top_up: bool = True) -> Taken:
+    def take(self, count: int, *, purpose: str, wanted: int | None = None) -> Taken:
         """Waits for `count` trajectories that are fresh enough at this moment.
+
+        While it waits, it tops up; `wanted` as there.
 
         Raises:
           RolloutFailed: too many failures in a row, or nothing arrived for too long.
@@ -166,7 +173,7 @@ class Rollouts:
             dropped += self._drop_stale()
             if len(self._ready) >= count:
                 break
-            self.top_up(purpose=purpose, limit=None if top_up else 0)
+            self.top_up(purpose=purpose, wanted=wanted)
             self._wait()
         if self.settings.in_ticket_order:
             self._ready.sort(key=lambda trajectory: trajectory.ticket)

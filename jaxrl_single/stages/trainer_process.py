@@ -159,10 +159,9 @@ class Trainer:
         self._say(purpose, 0, section.max_steps, "sampling rollouts of the warm policy")
         trajectories = []
         while (missing := section.num_trajectories - len(trajectories)) > 0:
-            ordered = len(self.rollouts.book.in_flight()) + self.rollouts.queued()
-            self.rollouts.top_up(purpose=purpose, limit=max(0, missing - ordered))
             size = min(missing, self.config.batch.num_trajectories)
-            trajectories += self.rollouts.take(size, purpose=purpose, top_up=False).trajectories
+            taken = self.rollouts.take(size, purpose=purpose, wanted=missing)
+            trajectories += taken.trajectories
         critic_params, explained = value_pretraining.train(
             self.critic,
             critic_params,

@@ -177,6 +177,22 @@ def test_a_failed_episode_is_tried_again_and_never_a_reward(tmp_path):
     assert counts["written"] == counts["trained"] + counts["errors"] + counts["pending"]
 
 
+def test_wanted_trajectories_come_although_tickets_fail_for_good(tmp_path):
+    """A ticket that has failed at every attempt is replaced, else the trainer would wait for ever."""
+    boom = types.EpisodeError("env", "ValueError: boom")
+    made, worker = make(
+        tmp_path,
+        [task(i) for i in range(100)],
+        worker=lambda store: Worker(store, fails=lambda t: boom if t.number % 3 == 0 else None),
+        no_progress_s=5.0,
+    )
+    made.publish(PARAMS, step=0)
+    taken = made.take(6, purpose="value_pretraining", wanted=6)
+    assert len(taken.trajectories) == 6
+    assert made.queued() == 0
+    assert made.book.in_flight() == []
+
+
 def test_failures_in_a_row_stop_the_run_with_the_first_cause(tmp_path):
     """PITFALLS B23: an exception in an environment neither hangs nor vanishes."""
 
