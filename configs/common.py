@@ -135,7 +135,7 @@ def _rl() -> ConfigDict:
             "lambda_alpha": 1.5,  # policy lambda = 1 - 1 / (alpha x action tokens), clamped at 0
             "critic_lambda": 1.0,  # of the critic's target; 1 = realised return
             "dis_low": 0.3,  # DIS keeps ratios in the open interval (1 - low, 1 + high)
-            "dis_high": 5.0,
+            "dis_high": 5.0,  # published for mathematics; for coding 0.8 and 3.0
             "group_size": 1,  # trajectories per task; 1 = single rollout
             "max_staleness": 2,  # older trajectories are dropped when they would be consumed
         }
