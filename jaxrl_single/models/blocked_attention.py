@@ -43,7 +43,7 @@ def _attend_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 ) -> tuple[jax.Array, Residuals]:
     queries, keys, values = _fold(q), _fold(k[..., None, :]), _fold(v[..., None, :])
-    segments = jnp.repeat(segment_ids, k.shape[2], axis=0)
+    segments = jnp.repeat(segment_ids[:, None], k.shape[2], axis=1)
     mixed, normaliser = _over_chunks(_chunk_forward, (queries, keys, values, segments))
     return _unfold(mixed, q.shape), (queries, keys, values, segments, mixed, normaliser)
 
@@ -64,17 +64,20 @@ attend.defvjp(_attend_forward, _attend_backward)
 def _chunk_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """q [C, T G, H], k and v [C, T, H], segments [C, T] -> mixed [C, T G, H], lse [C, T G, 1]."""
+    """q [.., T G, H], k and v [.., T, H], segments [.., T] -> mixed [.., T G, H], normaliser.
+
+    The normaliser [.., T G, 1] is the logarithm of the sum of exp(scores).
+    """
     mixed, normalisers = [], []
-    for rows, start, end in _blocks(q.shape[1], k.shape[1]):
-        scores = _scores(q[:, rows], k[:, :end], segments, start)
+    for rows, start, end in _blocks(q.shape[-2], k.shape[-2]):
+        scores = _scores(q[..., rows, :], k[..., :end, :], segments, start)
         largest = scores.max(axis=-1, keepdims=True)
         weights = jnp.exp(scores - largest)
         total = weights.sum(axis=-1, keepdims=True)
-        out = _dot("cts,csh->cth", weights.astype(v.dtype), v[:, :end])
+        out = _dot("...ts,...sh->...th", weights.astype(v.dtype), v[..., :end, :])
         mixed.append((out / total).astype(v.dtype))
         normalisers.append(largest + jnp.log(total))
-    return jnp.concatenate(mixed, axis=1), jnp.concatenate(normalisers, axis=1)
+    return jnp.concatenate(mixed, axis=-2), jnp.concatenate(normalisers, axis=-2)
 
 
 def _chunk_backward(
@@ -87,30 +90,34 @@ def _chunk_backward(
     gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients with respect to q, k and v."""
-    length = k.shape[1]
+    length = k.shape[-2]
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     # Sum over keys of weight x d(weight), equal to the dot of output and its gradient.
     shift = (mixed.astype(jnp.float32) * gradient.astype(jnp.float32)).sum(axis=-1, keepdims=True)
-    for rows, start, end in _blocks(q.shape[1], length):
-        pad = ((0, 0), (0, length - end), (0, 0))
-        scores = _scores(q[:, rows], k[:, :end], segments, start)
-        weights = jnp.exp(scores - normaliser[:, rows])
-        dweights = _dot("cth,csh->cts", gradient[:, rows], v[:, :end])
-        dscores = (weights * (dweights - shift[:, rows])).astype(q.dtype)
+    for rows, start, end in _blocks(q.shape[-2], length):
+        pad = (*[(0, 0)] * (k.ndim - 2), (0, length - end), (0, 0))
+        scores = _scores(q[..., rows, :], k[..., :end, :], segments, start)
+        weights = jnp.exp(scores - normaliser[..., rows, :])
+        dweights = _dot("...th,...sh->...ts", gradient[..., rows, :], v[..., :end, :])
+        dscores = (weights * (dweights - shift[..., rows, :])).astype(q.dtype)
         weights, dscores = platform.separate((weights.astype(q.dtype), dscores))
-        dq.append(_dot("cts,csh->cth", dscores, k[:, :end]).astype(q.dtype))
-        dk += jnp.pad(_dot("cts,cth->csh", dscores, q[:, rows]), pad)
-        dv += jnp.pad(_dot("cts,cth->csh", weights, gradient[:, rows]), pad)
-    return jnp.concatenate(dq, axis=1), dk.astype(k.dtype), dv.astype(v.dtype)
+        dq.append(_dot("...ts,...sh->...th", dscores, k[..., :end, :]).astype(q.dtype))
+        dk += jnp.pad(_dot("...ts,...th->...sh", dscores, q[..., rows, :]), pad)
+        dv += jnp.pad(_dot("...ts,...th->...sh", weights, gradient[..., rows, :]), pad)
+    return jnp.concatenate(dq, axis=-2), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
 def _scores(q: jax.Array, k: jax.Array, segments: jax.Array, start: int) -> jax.Array:
-    """Masked scores [C, t G, S] of the queries of tokens start .. S against the keys [C, S, H]."""
-    end = k.shape[1]
-    tokens = jnp.repeat(jnp.arange(start, end), q.shape[1] // (end - start))
-    same = segments[:, tokens][:, :, None] == segments[:, None, :end]
-    mask = (tokens[:, None] >= jnp.arange(end)[None, :])[None] & same
-    return jnp.where(mask, _dot("cth,csh->cts", q, k), _MASKED)
+    """Masked scores [.., t G, S] of the queries of tokens start .. S against keys [.., S, H]."""
+    end = k.shape[-2]
+    groups = q.shape[-2] // (end - start)
+    tokens = jnp.repeat(jnp.arange(start, end), groups)
+    own = jnp.repeat(segments[..., start:end], groups, axis=-1)
+    causal = tokens[:, None] >= jnp.arange(end)[None, :]
+    mask = (own[..., :, None] == segments[..., None, :end]) & jnp.expand_dims(
+        causal, range(segments.ndim - 1)
+    )
+    return jnp.where(mask, _dot("...th,...sh->...ts", q, k), _MASKED)
 
 
 def _blocks(num_rows: int, length: int) -> list[tuple[slice, int, int]]:
@@ -125,20 +132,20 @@ _dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _over_chunks(chunk_fn, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Applies chunk_fn to all (row, kv head) pairs, on CPU a few at a time."""
+    """Applies chunk_fn to arrays [B, K, ...]; on CPU to a few (row, kv head) pairs at a time."""
     if not platform.on_cpu():
         return chunk_fn(*arrays)
-    pairs = arrays[0].shape[0]
-    chunk = math.gcd(pairs, _CHUNK)
-    chunks = [array.reshape(pairs // chunk, chunk, *array.shape[1:]) for array in arrays]
+    rows, heads = arrays[0].shape[:2]
+    chunk = math.gcd(rows * heads, _CHUNK)
+    chunks = [array.reshape(-1, chunk, *array.shape[2:]) for array in arrays]
     outputs = jax.lax.map(lambda chunk_arrays: chunk_fn(*chunk_arrays), chunks)
-    return tuple(array.reshape(pairs, *array.shape[2:]) for array in outputs)
+    return tuple(array.reshape(rows, heads, *array.shape[2:]) for array in outputs)
 
 
 def _fold(x: jax.Array) -> jax.Array:
-    """[B, T, K, G, H] -> [B K, T G, H]: a matrix per (row, kv head), tokens before groups."""
+    """[B, T, K, G, H] -> [B, K, T G, H]: a matrix per row and kv head, tokens before groups."""
     b, t, k, g, h = x.shape
-    return x.transpose(0, 2, 1, 3, 4).reshape(b * k, t * g, h)
+    return x.transpose(0, 2, 1, 3, 4).reshape(b, k, t * g, h)
 
 
 def _unfold(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

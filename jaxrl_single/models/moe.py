@@ -11,7 +11,10 @@ from jaxrl_single.models import expert_forms, layers
 
 
 class Router(nnx.Module):
-    """Softmax over all experts in float32, the largest `experts_per_token` renormalised."""
+    """Softmax over the experts, the largest `experts_per_token` kept and renormalised, float32.
+
+    Computed as the softmax over the chosen experts, which is the same function.
+    """
 
     def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.experts_per_token = config.experts_per_token
@@ -20,14 +23,12 @@ class Router(nnx.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x [T, D] -> the mixing weights [T, E] float32 and the chosen experts [T, k] int32."""
-        wide = jnp.asarray(self.kernel[...], jnp.float32)
-        probabilities = jax.nn.softmax(x.astype(jnp.float32) @ wide, axis=-1)
-        chosen = jax.lax.top_k(jax.lax.stop_gradient(probabilities), self.experts_per_token)[1]
+        logits = x.astype(jnp.float32) @ self.kernel[...].astype(jnp.float32)
+        chosen = jax.lax.top_k(jax.lax.stop_gradient(logits), self.experts_per_token)[1]
         # A comparison instead of a gather: the gradient of a gather is a scatter.
-        every = jnp.arange(probabilities.shape[-1])[None, None, :]
-        mask = (chosen[:, :, None] == every).any(axis=1)
-        mixing = jnp.where(mask, probabilities, 0.0)
-        return mixing / mixing.sum(axis=-1, keepdims=True), chosen
+        every = jnp.arange(logits.shape[-1])[None, None, :]
+        kept = (chosen[:, :, None] == every).any(axis=1)
+        return jax.nn.softmax(jnp.where(kept, logits, -jnp.inf), axis=-1), chosen
 
 
 class Experts(nnx.Module):

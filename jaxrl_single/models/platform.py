@@ -13,7 +13,7 @@ def on_cpu() -> bool:
     """
     mesh_device = jax.sharding.get_abstract_mesh().abstract_device
     if mesh_device is not None:
-        return mesh_device.device_kind == "cpu"
+        return mesh_device.platform == "cpu"
     default = jax.config.jax_default_device
     if default is None:
         return jax.default_backend() == "cpu"

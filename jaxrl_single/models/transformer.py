@@ -103,7 +103,12 @@ class Transformer(nnx.Module):
         lengths: jax.Array,
     ) -> kv_cache.Cache:
         """Writes the keys and values of tokens [R, P] into the cache; see models/api.py."""
-        width = tokens.shape[1]
+        width, cache_length = tokens.shape[1], cache[0][0].shape[-1]
+        if width > cache_length:
+            raise ValueError(
+                f"prefill of {width} tokens does not fit a cache of {cache_length}; "
+                "use shorter prefills or a longer cache"
+            )
         real = jnp.arange(width)[None, :] < lengths[:, None]
         slots = jnp.where(lengths > 0, slots, 0)
         starts = jnp.where(lengths > 0, starts, 0)
