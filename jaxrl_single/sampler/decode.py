@@ -1,10 +1,13 @@
-"""The sampler's two programs: prefill of new tokens, and a chunk of decoded ones.
+"""The sampler's two programs: prefill of known tokens, and a chunk of decode steps.
 
 Both take a donated cache and the host's small arrays, and neither keeps state of its own, so what
 they compute for a slot is a function of that slot's row alone. The number of slots and the shapes
 of a prefill are fixed for an engine: XLA rounds a matmul differently for other batch sizes.
 
-A chunk ends early when no slot is active any more, so a few late episodes cost no empty steps.
+A chunk feeds the known tokens that are not in the cache yet, one a step, and then samples. Where
+prefill is not much cheaper per token than decode (small models on CPU), everything can go that way
+and no second program is needed; large models prefill what is long and feed what is short. A chunk
+ends early when no slot is active any more, so a few late episodes cost no empty steps.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ class Rows:
     """What a chunk needs to know of each slot, [S] unless said; filled by the host.
 
     Attributes:
-      tokens: i32, the last known token, whose key and value are not in the cache yet.
-      positions: i32, its position in the episode.
+      tokens: i32 [chunk, S], the known tokens whose keys and values are not in the cache, in
+        order, as many as there are and as a chunk holds.
+      num_known: i32, how many there are, >= 1: the last known token is always among them.
+      positions: i32, of the first of them in the episode.
       active: bool, whether the slot samples.
       budgets: i32, tokens that it may still sample in this turn.
       temperatures: f32, > 0.
@@ -42,6 +47,7 @@ class Rows:
     """
 
     tokens: np.ndarray
+    num_known: np.ndarray
     positions: np.ndarray
     active: np.ndarray
     budgets: np.ndarray
@@ -56,7 +62,7 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """A chunk's result; slot s sampled the first `counts[s]` steps, the rest is meaningless.
+    """A chunk's result; what slot s sampled lies in `counts[s]` steps from num_known[s] - 1 on.
 
     Attributes:
       tokens: i32 [chunk, S].
@@ -64,6 +70,7 @@ class Sampled:
       entropies: f32 [chunk, S], nats, of that distribution.
       counts: i32 [S].
       stopped: bool [S], the last sampled token is a stop token.
+      steps: i32 [], steps that were taken.
     """
 
     tokens: jax.Array
@@ -71,6 +78,7 @@ class Sampled:
     entropies: jax.Array
     counts: jax.Array
     stopped: jax.Array
+    steps: jax.Array
 
 
 @functools.partial(jax.jit, static_argnames=("policy",), donate_argnames=("cache",))
@@ -97,13 +105,13 @@ def decode_chunk(
     *,
     num_steps: int,
 ) -> tuple[Any, Sampled]:
-    """Samples up to `num_steps` tokens in each active slot.
+    """Takes up to `num_steps` steps in each active slot: known tokens first, then sampled ones.
 
     The token of index i in a turn is drawn by
     fold_in(fold_in(fold_in(fold_in(run_key, ticket), attempt), turn), i): never by the slot.
     """
     uniforms = _uniforms(run_key, rows, num_steps)
-    num_slots = rows.tokens.shape[0]
+    num_slots = rows.num_known.shape[0]
     empty = jnp.zeros((num_steps, num_slots))
     sampled = Sampled(
         tokens=empty.astype(jnp.int32),
@@ -111,29 +119,33 @@ def decode_chunk(
         entropies=empty,
         counts=jnp.zeros(num_slots, jnp.int32),
         stopped=jnp.zeros(num_slots, bool),
+        steps=jnp.zeros((), jnp.int32),
     )
 
     def unfinished(carry: tuple) -> jax.Array:
-        step, _, _, active, _ = carry
-        return (step < num_steps) & active.any()
+        _, _, active, sampled = carry
+        return (sampled.steps < num_steps) & active.any()
 
-    def sample(carry: tuple) -> tuple:
-        step, cache, tokens, active, sampled = carry
-        positions = rows.positions + step
-        logits, cache = policy.decode(params, cache, tokens, positions, active)
-        tokens, logprobs, entropies = draw(logits, rows.temperatures, uniforms[step])
+    def take_step(carry: tuple) -> tuple:
+        cache, newest, active, sampled = carry
+        step = sampled.steps
+        tokens = jnp.where(step < rows.num_known, rows.tokens[step], newest)
+        logits, cache = policy.decode(params, cache, tokens, rows.positions + step, active)
+        newest, logprobs, entropies = draw(logits, rows.temperatures, uniforms[step])
+        sampling = active & (step >= rows.num_known - 1)
         sampled = Sampled(
-            tokens=sampled.tokens.at[step].set(tokens),
+            tokens=sampled.tokens.at[step].set(newest),
             logprobs=sampled.logprobs.at[step].set(logprobs),
             entropies=sampled.entropies.at[step].set(entropies),
-            counts=sampled.counts + active,
-            stopped=jnp.where(active, _is_stop(tokens, rows.stop_tokens), sampled.stopped),
+            counts=sampled.counts + sampling,
+            stopped=sampled.stopped | (sampling & _is_stop(newest, rows.stop_tokens)),
+            steps=step + 1,
         )
         active = active & ~sampled.stopped & (sampled.counts < rows.budgets)
-        return step + 1, cache, tokens, active, sampled
+        return cache, newest, active, sampled
 
-    carry = (jnp.zeros((), jnp.int32), cache, rows.tokens, rows.active, sampled)
-    _, cache, _, _, sampled = jax.lax.while_loop(unfinished, sample, carry)
+    carry = (cache, rows.tokens[0], rows.active, sampled)
+    cache, _, _, sampled = jax.lax.while_loop(unfinished, take_step, carry)
     return cache, sampled
 
 
@@ -202,12 +214,13 @@ def _first_above(weights: jax.Array, thresholds: jax.Array) -> jax.Array:
 
 
 def _uniforms(run_key: jax.Array, rows: Rows, num_steps: int) -> jax.Array:
-    """[num_steps, S]; drawn for the whole chunk at once."""
+    """[num_steps, S]; drawn for the whole chunk at once. Steps that only feed get any number."""
     fold = jax.vmap(jax.random.fold_in)
     keys = jnp.broadcast_to(run_key, rows.tickets.shape)
     for name in (rows.tickets, rows.attempts, rows.turns):
         keys = fold(keys, name)
-    indices = rows.indices[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
+    first = rows.indices - (rows.num_known - 1).astype(jnp.uint32)  # wraps while feeding
+    indices = first[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
     keys = jax.vmap(fold, in_axes=(None, 0))(keys, indices)
     return jax.vmap(jax.vmap(jax.random.uniform))(keys)
 

@@ -69,6 +69,7 @@ class Engine:
         prefill_lengths: tuple[int, ...],
         seed: int,
         swap: str = "keep",
+        max_fed_tokens: int = 0,
     ):
         """Takes a copy of params.
 
@@ -81,6 +82,8 @@ class Engine:
           seed: of all draws.
           swap: "keep" the cache of sessions in flight when weights change, or "recompute" it
             with the new weights before their next token.
+          max_fed_tokens: a turn that brings at most so many new tokens (besides its last) is read
+            by decode steps instead of a prefill; cache_length for no prefill at all.
 
         Raises:
           ValueError: a size is not positive, a prefill wider than the cache, an unknown swap.
@@ -102,8 +105,10 @@ class Engine:
         self._policy = policy
         self._decode_chunk = decode_chunk
         self._prefill_rows = prefill_rows
-        # A width beyond the cache would be padding only.
-        self._widths = tuple(sorted({min(width, cache_length) for width in prefill_lengths}))
+        self._max_fed = max_fed_tokens
+        # A width beyond the cache would be padding only; if all is fed, nothing is prefilled.
+        widths = sorted({min(width, cache_length) for width in prefill_lengths})
+        self._widths = tuple(widths) if max_fed_tokens < cache_length - 1 else ()
         self._swap_mode = swap
         self._device = jax.local_devices()[0]
         self._params = self._placed(params)
@@ -190,7 +195,7 @@ class Engine:
         for width in self._widths:
             tokens = np.zeros((self._prefill_rows, width), np.int32)
             self._run_prefill(no_rows, tokens, no_rows, no_rows)
-        self._run_chunk(self._slots.decode_rows())
+        self._run_chunk(self._decode_rows())
 
     def start(self) -> None:
         """Steps in a thread of its own until `stop`."""
@@ -307,25 +312,28 @@ class Engine:
 
     def _prefill(self) -> None:
         for slots, tokens, starts, lengths in self._slots.prefill_rows(
-            self._prefill_rows, self._widths
+            self._prefill_rows, self._widths, self._max_fed
         ):
             self._run_prefill(slots, tokens, starts, lengths)
             self._counts["prefills"] += 1
             self._counts["prefill_tokens"] += int(lengths.sum())
 
     def _decode(self) -> bool:
-        rows = self._slots.decode_rows()
+        rows = self._decode_rows()
         if not rows.active.any():
             return bool(self._jobs)  # long prompts are still on their way in
         sampled = jax.device_get(self._run_chunk(rows))
-        finished = self._slots.record(sampled, self.version)
+        finished = self._slots.record(rows, sampled, self.version)
         self._counts["chunks"] += 1
-        self._counts["steps"] += int(sampled.counts.max())
+        self._counts["steps"] += int(sampled.steps)
         self._counts["tokens"] += int(sampled.counts.sum())
         for slot in finished.tolist():
             reason = "stop" if sampled.stopped[slot] else "length"
             self._jobs.pop(slot).future.set_result(self._slots.completion(slot, reason))
         return True
+
+    def _decode_rows(self) -> decode.Rows:
+        return self._slots.decode_rows(self._decode_chunk, self._max_fed)
 
     def _run_prefill(self, *rows: np.ndarray) -> None:
         self._cache = decode.prefill(self._policy, self._params, self._cache, *rows)

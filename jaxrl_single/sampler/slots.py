@@ -98,18 +98,21 @@ class Slots:
         """Every slot is prefilled again before it samples its next token."""
         self.cached[:] = 0
 
-    def prefill_rows(self, num_rows: int, widths: tuple[int, ...]) -> Iterator[PrefillRows]:
-        """The next piece of every active slot's uncached tokens, its last known token excepted.
+    def prefill_rows(
+        self, num_rows: int, widths: tuple[int, ...], max_fed: int
+    ) -> Iterator[PrefillRows]:
+        """The next piece of every active slot that misses more than `max_fed` tokens in its cache.
 
-        A piece's width depends on its own slot alone (the narrowest of `widths` that holds what
-        is missing, else the widest), so the numbers of an episode do not depend on the others.
+        The last known token is never prefilled: the decode step that reads it gives the logits.
+        What is cut where depends on the slot alone, and so do its numbers: a piece has the
+        narrowest of `widths` that holds what is missing, else the widest.
 
         Args:
           num_rows: R, of each batch; rows that are not needed have length 0.
           widths: allowed P, ascending.
         """
         missing = np.where(self.active, self._lengths - 1 - self.cached, 0)
-        pieces = np.minimum(missing, widths[-1])
+        pieces = np.where(missing > max_fed, np.minimum(missing, max(widths, default=0)), 0)
         bucket = np.searchsorted(widths, pieces)
         for index, width in enumerate(widths):
             needing = np.flatnonzero((pieces > 0) & (bucket == index))
@@ -118,13 +121,16 @@ class Slots:
                     needing[begin : begin + num_rows], num_rows, width, pieces
                 )
 
-    def decode_rows(self) -> decode.Rows:
-        """The slots that can sample: active, and cached up to their last token."""
-        at = np.maximum(self._lengths - 1, 0)
+    def decode_rows(self, num_steps: int, max_fed: int) -> decode.Rows:
+        """The active slots that miss at most `max_fed` tokens (besides the last) in their cache."""
+        unread = self._lengths - self.cached
+        steps = np.arange(num_steps)[:, None]
+        at = np.minimum(self.cached + steps, self.cache_length - 1)
         return decode.Rows(
-            tokens=self._tokens[np.arange(len(at)), at],
-            positions=at,
-            active=self.active & (self.cached == at),
+            tokens=self._tokens[np.arange(len(unread)), at],
+            num_known=unread,
+            positions=self.cached.copy(),
+            active=self.active & (unread - 1 <= max_fed),
             budgets=self._budgets.copy(),
             temperatures=self._temperatures,
             tickets=self._tickets,
@@ -134,20 +140,22 @@ class Slots:
             stop_tokens=self._stop_tokens,
         )
 
-    def record(self, sampled: decode.Sampled, version: int) -> np.ndarray:
+    def record(self, rows: decode.Rows, sampled: decode.Sampled, version: int) -> np.ndarray:
         """Appends a chunk (numpy arrays) sampled by `version`; returns the slots that finished."""
-        counts = sampled.counts
-        steps, slots = np.nonzero(np.arange(len(sampled.tokens))[:, None] < counts[None, :])
-        at = self._lengths[slots] + steps
+        counts, first = sampled.counts, rows.num_known - 1
+        steps = np.arange(len(sampled.tokens))[:, None]
+        steps, slots = np.nonzero((steps >= first) & (steps < first + counts))
+        at = self._lengths[slots] + steps - first[slots]
         self._tokens[slots, at] = sampled.tokens[steps, slots]
         self._logprobs[slots, at] = sampled.logprobs[steps, slots]
         self._entropies[slots, at] = sampled.entropies[steps, slots]
         self._versions[slots, at] = version
         self._lengths += counts
         self._budgets -= counts
-        # Each step wrote the token that it was given, so all but the newest are in the cache.
-        self.cached += counts
-        finished = np.flatnonzero((counts > 0) & (sampled.stopped | (self._budgets == 0)))
+        # A step reads one token; the newest sampled one has not been read.
+        read = np.minimum(rows.num_known + np.maximum(counts - 1, 0), sampled.steps)
+        self.cached += np.where(rows.active, read, 0)
+        finished = np.flatnonzero(rows.active & (sampled.stopped | (self._budgets == 0)))
         self.active[finished] = False
         return finished
 

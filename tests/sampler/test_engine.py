@@ -8,8 +8,13 @@ import pytest
 import sampler_lab as lab
 
 from jaxrl_single import wire
+from jaxrl_single.sampler import decode
 
 LARGEST, MEAN = 2e-5, 2e-6  # of |sampler - trainer|, float32, times 1 / min(1, temperature)
+
+
+# New tokens enter the cache by prefill only, by prefill or decode steps, by decode steps only.
+READINGS = (0, 6, 64)
 
 
 def _differences(size, weights, tokens, answers, temperature):
@@ -31,10 +36,11 @@ def _assert_agrees(size, weights, tokens, answers, temperature):
     assert differences.mean() <= MEAN * limit
 
 
+@pytest.mark.parametrize("max_fed_tokens", READINGS)
 @pytest.mark.parametrize("temperature", [0.5, 0.7, 1.0, 1.7])
-def test_logprobs_equal_the_training_path(make_engine, size, temperature):
+def test_logprobs_equal_the_training_path(make_engine, size, temperature, max_fed_tokens):
     """Several turns, prompts of one and of several prefill pieces; B12 at T != 1."""
-    engine = make_engine(size)
+    engine = make_engine(size, max_fed_tokens=max_fed_tokens)
     for ticket, prompt_length in enumerate((1, 5, 17, 35)):
         prompt = np.random.default_rng(ticket).integers(0, lab.VOCAB_SIZE, prompt_length)
         tokens, answers = lab.play(engine, ticket, prompt=prompt.tolist(), temperature=temperature)
@@ -77,11 +83,12 @@ def test_ticket_attempt_and_turn_name_the_randomness(make_engine, change):
     assert one.tokens != other.tokens
 
 
-def test_an_episode_is_bitwise_the_same_whatever_else_is_sampled(make_engine, size):
+@pytest.mark.parametrize("max_fed_tokens", READINGS)
+def test_an_episode_is_bitwise_the_same_whatever_else_is_sampled(make_engine, size, max_fed_tokens):
     prompt = list(range(19))
-    alone = lab.play(make_engine(size), 7, prompt=prompt)
+    alone = lab.play(make_engine(size, max_fed_tokens=max_fed_tokens), 7, prompt=prompt)
 
-    engine = make_engine(size)
+    engine = make_engine(size, max_fed_tokens=max_fed_tokens)
     rng = np.random.default_rng(0)
     crowd = [
         engine.submit(
@@ -99,6 +106,14 @@ def test_an_episode_is_bitwise_the_same_whatever_else_is_sampled(make_engine, si
     crowded = lab.play(engine, 7, prompt=prompt)
     lab.run(engine, *crowd)
     assert crowded == alone
+
+
+def test_feeding_everything_needs_no_prefill(make_engine):
+    engine = make_engine(max_fed_tokens=lab.SHAPE["cache_length"])
+    lab.play(engine, 0, prompt=list(range(24)))
+    mixed = make_engine(max_fed_tokens=6)
+    lab.play(mixed, 0, prompt=list(range(24)))
+    assert (engine.stats()["prefills"], mixed.stats()["prefills"]) == (0, 2)
 
 
 def test_sessions_beyond_the_slots_wait_in_order_and_take_freed_slots(make_engine):
@@ -197,11 +212,12 @@ def test_versions_change_between_chunks_and_are_given_per_token(make_engine):
     assert engine.stats()["swaps"] == 1
 
 
+@pytest.mark.parametrize("max_fed_tokens", READINGS)
 @pytest.mark.parametrize("swap", ["keep", "recompute"])
-def test_numbers_after_a_swap(make_engine, size, swap):
+def test_numbers_after_a_swap(make_engine, size, swap, max_fed_tokens):
     """New sessions agree with the new weights; those in flight only if the cache is recomputed."""
-    engine = make_engine(size, swap=swap)
-    started = engine.submit(lab.request("running", range(9), ticket=1, max_new_tokens=12))
+    engine = make_engine(size, swap=swap, max_fed_tokens=max_fed_tokens)
+    started = engine.submit(lab.request("running", range(9), ticket=1, max_new_tokens=20))
     (turn,) = lab.run(engine, engine.submit(lab.request("idle", range(5), ticket=2)))
     assert not started.done()
     engine.load_weights(1, lab.params_of(size, 1))
@@ -215,7 +231,7 @@ def test_numbers_after_a_swap(make_engine, size, swap):
     worst = _differences(size, 1, later + second.tokens, [(len(later), second)], 1.0).max()
 
     split = running.policy_versions.index(1)
-    assert 0 < split < 12
+    assert 0 < split < 20
     both = [*range(9), *running.tokens]
     tail = dataclasses.replace(
         running,
@@ -325,10 +341,12 @@ def test_wrong_sizes_are_refused_by_field(make_engine, change, named):
 
 
 def test_warm_up_compiles_everything(make_engine):
-    engine = make_engine(decode_chunk=3)
+    decode.prefill.clear_cache()
+    decode.decode_chunk.clear_cache()
+    engine = make_engine()
     engine.warm_up()
-    before = engine.stats()["compilations"]
+    assert engine.stats()["compilations"] == 1 + len(lab.SHAPE["prefill_lengths"])
     lab.play(engine, 0, prompt=list(range(20)))
-    lab.play(make_engine(decode_chunk=3), 1, prompt=[1])
-    assert engine.stats()["compilations"] == before
+    lab.play(make_engine(version=5), 1, prompt=[1])  # another engine shares the programs
+    assert engine.stats()["compilations"] == 1 + len(lab.SHAPE["prefill_lengths"])
     assert engine.stats()["tokens"] > 0
