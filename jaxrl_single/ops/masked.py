@@ -90,13 +90,13 @@ def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -
     """1 - Var(returns - values) / Var(returns) over the counted tokens, a float32 scalar.
 
     1: the values are the returns up to a constant; 0: no better than a constant; negative: worse.
-    NaN, to be skipped in averages, with fewer than two tokens or constant returns
-    (variance <= VARIANCE_FLOOR).
+    NaN, to be skipped in averages, where the returns are constant (variance <= VARIANCE_FLOOR), as
+    they are with fewer than two tokens.
     """
     returns = clean(returns, mask)
     error = returns - clean(values, mask)
     variance = _variance(returns, mask)
-    undefined = (count(mask) < 2) | (variance <= VARIANCE_FLOOR)
+    undefined = variance <= VARIANCE_FLOOR
     explained = 1.0 - _variance(error, mask) / jnp.where(undefined, 1.0, variance)
     return jnp.where(undefined, jnp.nan, explained)
 

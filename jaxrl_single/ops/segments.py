@@ -25,12 +25,9 @@ def trajectory_sums(
       [N] float32; 0 for a trajectory without counted tokens.
     """
     counted = mask & (trajectory_index >= 0)
-    # Whatever does not count goes to bucket N, which is cut off: a negative index would wrap.
-    bucket = jnp.where(counted, trajectory_index, num_trajectories)
-    sums = jax.ops.segment_sum(
-        masked.clean(x, counted).reshape(-1), bucket.reshape(-1), num_trajectories + 1
-    )
-    return sums[:num_trajectories]
+    # What does not count is 0 from here on, so it may fall into any bucket, padding too.
+    x, bucket = masked.clean(x, counted), jnp.maximum(trajectory_index, 0)
+    return jax.ops.segment_sum(x.reshape(-1), bucket.reshape(-1), num_trajectories)
 
 
 def lengths(mask: jax.Array, trajectory_index: jax.Array, num_trajectories: int) -> jax.Array:

@@ -32,6 +32,14 @@ def test_total_and_mean_ignore_what_lies_under_the_mask():
     assert mean(x, mask, denominator=8.0) == 0.5
 
 
+def test_cleaning_selects_and_does_not_multiply():
+    """XLA turns x * mask into a select, so only without jit does NaN * 0 show."""
+    x, mask = np.array([1.0, np.nan, np.inf], np.float32), np.array([True, False, False])
+    with jax.disable_jit():
+        np.testing.assert_array_equal(masked.clean(x, mask), [1.0, 0.0, 0.0])
+        assert masked.total(x, mask) == 1.0
+
+
 def test_total_and_mean_of_nothing_are_zero():
     x, mask = np.array([np.nan, np.inf]), np.zeros(2, bool)
     assert total(x, mask) == 0.0
