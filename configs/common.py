@@ -223,7 +223,7 @@ def _trainer() -> ConfigDict:
             "devices": "",  # chips of the trainer, "0,1"; empty = first half
             "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process
             "log_every": 1,  # steps between lines of metrics.jsonl
-            "no_progress_s": 300.0,  # no trajectory for so long stops the run with an error
+            "no_progress_s": 600.0,  # no trajectory for so long stops the run with an error
         }
     )
 
@@ -260,7 +260,7 @@ def _supervisor() -> ConfigDict:
     return ConfigDict(
         {
             "max_restarts": 3,  # of a sampler that died; the next death stops the run
-            "heartbeat_s": 60.0,  # a process silent for so long is taken for hung and killed
+            "heartbeat_s": 600.0,  # a process silent for so long is killed; compiling is silent too
             "stop_timeout_s": 20.0,  # from SIGTERM to SIGKILL when stopping a child
         }
     )

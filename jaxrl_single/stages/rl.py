@@ -162,7 +162,7 @@ def record_evaluation(loop: Loop, purpose: str, episodes: list[types.Trajectory]
     if version is not None:
         extra = gate.measure(
             loop.mismatch,
-            loop.place(loop.fetch(version)),
+            loop.fetch(version),
             episodes,
             loop.pack,
             limit=loop.config.batch.num_trajectories,

@@ -19,25 +19,23 @@ import jax
 import ml_collections
 
 from jaxrl_single import checkpoint as checkpoint_lib
-from jaxrl_single import store as store_lib
 from jaxrl_single import workdir
 from jaxrl_single.algorithms import update as update_lib
-from jaxrl_single.data import prompts, ticket_files, tickets
+from jaxrl_single.data import ticket_files
 from jaxrl_single.models import api
 from jaxrl_single.stages import (
-    backends,
     build,
     gate,
     records,
     rl,
     rollouts,
     sampler_process,
+    trainer_parts,
     value_pretraining,
     warm_start,
 )
 from jaxrl_single.trainer import compilations, score
 from jaxrl_single.trainer import state as state_lib
-from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import filesystem
 
 _log = logging.getLogger(__name__)
@@ -84,7 +82,10 @@ class Trainer:
         self.weights = filesystem.FileWeights(
             sampler_process.weights_directory(config, paths), workdir.run_id_of(paths)
         )
-        self.rollouts = self._make_rollouts()
+        self.placement = trainer_parts.placement(config)
+        self.rollouts = trainer_parts.make_rollouts(
+            config, paths, self.world, self.policy, self.weights, stopping=stopping, tick=beat
+        )
         self.records = records.Records(paths, self.rollouts)
         self.mismatch = score.make_mismatch(self.policy, chunk=warm_start.LOGPROB_CHUNK)
 
@@ -97,7 +98,7 @@ class Trainer:
             state = self._resume_rl(rl_checkpoints, policy_params)
         else:
             state = self._value_pretraining(value_checkpoints, policy_params)
-        loop = self._loop(rl_checkpoints)
+        loop = self._loop(rl_checkpoints, state)
         if int(state.step) < self.config.rl.num_steps:
             self._gate(state.policy_params)
             state = rl.run(loop, state)
@@ -207,7 +208,7 @@ class Trainer:
         lost = self.rollouts.restore(
             metadata["rollouts"],
             # Numbers name the randomness: sync mode repeats them, local mode never does.
-            used=() if self.sync else _used_numbers(self.paths, self.rollouts.store),
+            used=() if self.sync else trainer_parts.used_numbers(self.paths, self.rollouts.store),
         )
         if lost:
             _log.warning(
@@ -228,15 +229,17 @@ class Trainer:
         if self.sync:
             self.weights.forget_after(-1)
         else:
-            used = _used_numbers(self.paths, self.rollouts.store)
+            used = trainer_parts.used_numbers(self.paths, self.rollouts.store)
             self.rollouts.book.restore(self.rollouts.book.state(), used=used)
         self.rollouts.forget_strangers()
 
     def _fresh_state(
         self, policy_params: api.Params, critic_params: api.Params
     ) -> state_lib.TrainState:
-        policy_optimizer, critic_optimizer = self._optimizers(policy_params, critic_params)
-        return state_lib.init_train_state(
+        policy_optimizer, critic_optimizer = trainer_parts.optimizers(
+            self.config, self.algorithm, policy_params, critic_params
+        )
+        state = state_lib.init_train_state(
             policy_params,
             critic_params if critic_optimizer else {},
             policy_optimizer=policy_optimizer,
@@ -244,6 +247,7 @@ class Trainer:
             algorithm_state=update_lib.init_state(self.algorithm),
             key=jax.random.key(self.config.seed),
         )
+        return self.placement.state(state)
 
     def _save(
         self, checkpoints: checkpoint_lib.Checkpoints, step: int, state: state_lib.TrainState
@@ -272,68 +276,27 @@ class Trainer:
 
     # Parts.
 
-    def _loop(self, checkpoints: checkpoint_lib.Checkpoints) -> rl.Loop:
+    def _loop(
+        self, checkpoints: checkpoint_lib.Checkpoints, state: state_lib.TrainState
+    ) -> rl.Loop:
         return rl.Loop(
             config=self.config,
             rollouts=self.rollouts,
-            train_step=self._train_step(),
+            train_step=trainer_parts.train_step(
+                self.config,
+                self.algorithm,
+                self.policy,
+                self.critic,
+                state_shardings=self.placement.shardings(state),
+            ),
             pack=self.pack,
-            place=jax.device_put,
+            place=self.placement.batch,
             mismatch=self.mismatch,
             fetch=lambda version: self.weights.fetch(version)[0],
             records=self.records,
             save=functools.partial(self._save, checkpoints),
             compilations=lambda: self._compilations.count,
             sampler_stats=functools.partial(sampler_process.read_stats, self.paths),
-        )
-
-    def _train_step(self) -> step_lib.Step:
-        abstract = jax.eval_shape(self.policy.init, jax.random.key(0))
-        of_critic = jax.eval_shape(self.critic.init, jax.random.key(0))
-        policy_optimizer, critic_optimizer = self._optimizers(abstract, of_critic)
-        return step_lib.make_train_step(
-            self.policy,
-            self.critic if critic_optimizer else None,
-            self.algorithm,
-            policy_optimizer=policy_optimizer,
-            critic_optimizer=critic_optimizer,
-            critic_first=self.config.rl.critic_first,
-            chunk=warm_start.LOGPROB_CHUNK,
-        )
-
-    def _optimizers(self, policy_params: api.Params, critic_params: api.Params):
-        policy = build.optimizer(self.config.policy_optimizer, policy_params)
-        if not self.algorithm.needs_critic:
-            return policy, None
-        rules = tuple(tuple(rule) for rule in self.config.critic.rules)
-        return policy, build.optimizer(self.config.critic_optimizer, critic_params, rules=rules)
-
-    def _make_rollouts(self) -> rollouts.Rollouts:
-        config, run_id = self.config, workdir.run_id_of(self.paths)
-        store = store_lib.TrajectoryStore(self.paths.trajectories, run_id)
-        tasks = prompts.TaskIterator(self.world.train_tasks, seed=config.seed)
-        backend: rollouts.Backend
-        if self.sync:
-            make_engine = functools.partial(sampler_process.make_engine, config, self.policy)
-            backend = backends.InlineBackend(
-                self.world,
-                store,
-                make_engine,
-                max_in_flight=config.rollout.max_in_flight,
-                stopping=self._stopping,
-                tick=self._beat,
-            )
-        else:
-            backend = backends.FileBackend(
-                self.paths.tickets, stopping=self._stopping, tick=self._beat
-            )
-        return rollouts.Rollouts(
-            book=tickets.TicketBook(run_id, tasks, max_attempts=config.rollout.max_attempts),
-            store=store,
-            weights=self.weights,
-            backend=backend,
-            eval_tasks=self.world.eval_tasks,
-            settings=_settings(config),
         )
 
     def _checkpoints(self, stage: str) -> checkpoint_lib.Checkpoints:
@@ -381,26 +344,3 @@ class Trainer:
     def _say(self, stage: str, step: int, num_steps: int, text: str) -> None:
         self._beat()
         self.records.status(stage, step, num_steps, text)
-
-
-def _settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
-    sync = config.mode == "sync"
-    return rollouts.Settings(
-        batch_size=config.batch.num_trajectories,
-        group_size=config.rl.group_size,
-        # In sync mode the queue is what makes work stale: batches wait `lag` steps in it.
-        depth=1 + (config.sync.lag if sync else config.rl.max_staleness),
-        max_staleness=config.rl.max_staleness,
-        temperature=config.rollout.temperature,
-        max_consecutive_errors=config.rollout.max_consecutive_errors,
-        no_progress_s=config.trainer.no_progress_s,
-        keep_versions=config.weights.keep,
-        in_ticket_order=sync,
-    )
-
-
-def _used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:
-    """Every ticket number of this run that left a trace on disk."""
-    keys = [path.stem for path in paths.tickets.glob("*.json")]
-    keys += store.keys()
-    return [int(key.partition("-")[0]) for key in keys]

@@ -178,9 +178,9 @@ def test_a_failed_episode_is_tried_again_and_never_a_reward(tmp_path):
 
 
 def test_wanted_trajectories_come_although_tickets_fail_for_good(tmp_path):
-    """A ticket that has failed at every attempt is replaced, else the trainer would wait for ever."""
+    """A ticket that failed at every attempt is replaced, else the trainer would wait for ever."""
     boom = types.EpisodeError("env", "ValueError: boom")
-    made, worker = make(
+    made, _ = make(
         tmp_path,
         [task(i) for i in range(100)],
         worker=lambda store: Worker(store, fails=lambda t: boom if t.number % 3 == 0 else None),

@@ -1,0 +1,163 @@
+"""The parts of the trainer's process, made from the config."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import ml_collections
+
+from jaxrl_single import store as store_lib
+from jaxrl_single import workdir
+from jaxrl_single.algorithms import table
+from jaxrl_single.data import prompts, tickets, token_batch
+from jaxrl_single.models import api
+from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
+from jaxrl_single.trainer import mesh as mesh_lib
+from jaxrl_single.trainer import optim
+from jaxrl_single.trainer import step as step_lib
+from jaxrl_single.weights import base as weights_base
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where arrays lie: on one device as they come, or split over a mesh.
+
+    Attributes:
+      state: puts a ModelState or TrainState.
+      batch: puts a TokenBatch.
+      shardings: state -> its shardings; None on one device.
+      mesh: None on one device.
+    """
+
+    state: Callable[[Any], Any]
+    batch: Callable[[token_batch.TokenBatch], token_batch.TokenBatch]
+    shardings: Callable[[Any], Any]
+    mesh: jax.sharding.Mesh | None
+
+
+def placement(config: ml_collections.ConfigDict) -> Placement:
+    """The mesh of `config.trainer.mesh`.
+
+    Raises:
+      ValueError: there are not as many devices as its sizes say.
+    """
+    sizes = config.trainer.mesh.to_dict()
+    if math.prod(sizes.values()) == 1:
+        return Placement(
+            state=lambda state: state,
+            batch=jax.device_put,
+            shardings=lambda state: None,
+            mesh=None,
+        )
+    mesh = mesh_lib.make_mesh(sizes)
+    return Placement(
+        state=functools.partial(mesh_lib.put_state, mesh=mesh),
+        batch=functools.partial(mesh_lib.put_batch, mesh=mesh),
+        shardings=functools.partial(mesh_lib.state_shardings, mesh=mesh),
+        mesh=mesh,
+    )
+
+
+def optimizers(
+    config: ml_collections.ConfigDict,
+    algorithm: table.Algorithm,
+    policy_params: api.Params,
+    critic_params: api.Params,
+) -> tuple[optim.Optimizer, optim.Optimizer | None]:
+    """Of RL, for policy and critic; no critic optimiser for algorithms without a critic."""
+    policy = build.optimizer(config.policy_optimizer, policy_params)
+    if not algorithm.needs_critic:
+        return policy, None
+    rules = tuple(tuple(rule) for rule in config.critic.rules)
+    return policy, build.optimizer(config.critic_optimizer, critic_params, rules=rules)
+
+
+def train_step(
+    config: ml_collections.ConfigDict,
+    algorithm: table.Algorithm,
+    policy: api.Policy,
+    critic: api.Critic,
+    *,
+    state_shardings: Any,
+) -> step_lib.Step:
+    """The jitted step of RL; see trainer/step.py."""
+    policy_optimizer, critic_optimizer = optimizers(
+        config,
+        algorithm,
+        jax.eval_shape(policy.init, jax.random.key(0)),
+        jax.eval_shape(critic.init, jax.random.key(0)),
+    )
+    return step_lib.make_train_step(
+        policy,
+        critic if critic_optimizer else None,
+        algorithm,
+        policy_optimizer=policy_optimizer,
+        critic_optimizer=critic_optimizer,
+        critic_first=config.rl.critic_first,
+        chunk=warm_start.LOGPROB_CHUNK,
+        state_shardings=state_shardings,
+    )
+
+
+def make_rollouts(
+    config: ml_collections.ConfigDict,
+    paths: workdir.Workdir,
+    world: build.World,
+    policy: api.Policy,
+    weights: weights_base.WeightStore,
+    *,
+    stopping: Callable[[], bool],
+    tick: Callable[[], None],
+) -> rollouts.Rollouts:
+    """The trainer's end of rollout, with the backend that the mode asks for."""
+    run_id = workdir.run_id_of(paths)
+    store = store_lib.TrajectoryStore(paths.trajectories, run_id)
+    tasks = prompts.TaskIterator(world.train_tasks, seed=config.seed)
+    backend: rollouts.Backend
+    if config.mode == "sync":
+        backend = backends.InlineBackend(
+            world,
+            store,
+            functools.partial(sampler_process.make_engine, config, policy),
+            max_in_flight=config.rollout.max_in_flight,
+            stopping=stopping,
+            tick=tick,
+        )
+    else:
+        backend = backends.FileBackend(paths.tickets, stopping=stopping, tick=tick)
+    return rollouts.Rollouts(
+        book=tickets.TicketBook(run_id, tasks, max_attempts=config.rollout.max_attempts),
+        store=store,
+        weights=weights,
+        backend=backend,
+        eval_tasks=world.eval_tasks,
+        settings=_settings(config),
+    )
+
+
+def used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:
+    """Every ticket number of this run that left a trace on disk."""
+    keys = [path.stem for path in paths.tickets.glob("*.json")]
+    keys += store.keys()
+    return [int(key.partition("-")[0]) for key in keys]
+
+
+def _settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
+    sync = config.mode == "sync"
+    return rollouts.Settings(
+        batch_size=config.batch.num_trajectories,
+        group_size=config.rl.group_size,
+        # In sync mode the queue is what makes work stale: batches wait `lag` steps in it.
+        depth=1 + (config.sync.lag if sync else config.rl.max_staleness),
+        max_staleness=config.rl.max_staleness,
+        temperature=config.rollout.temperature,
+        max_consecutive_errors=config.rollout.max_consecutive_errors,
+        no_progress_s=config.trainer.no_progress_s,
+        keep_versions=config.weights.keep,
+        in_ticket_order=sync,
+    )

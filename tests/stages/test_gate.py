@@ -1,0 +1,95 @@
+"""The parity gate on real episodes: sampler against trainer at equal weights (DESIGN §6)."""
+
+import asyncio
+
+import jax
+import pytest
+
+from configs import common
+from jaxrl_single import types
+from jaxrl_single.rollout import scheduler
+from jaxrl_single.sampler import local_client
+from jaxrl_single.stages import build, gate, sampler_process, warm_start
+from jaxrl_single.trainer import score
+
+
+def make(size, temperature):
+    config = common.base()
+    common.shrink(config)
+    config.model.size = size
+    config.rollout.temperature = temperature
+    world = build.world(config)
+    policy, _ = build.models(config, world.language.vocab_size)
+    return config, world, policy
+
+
+def episodes(config, world, engine, first):
+    client = local_client.InlineClient(engine)
+    runner = scheduler.Scheduler(
+        sink=lambda trajectory: None,
+        make_env=world.make_env,
+        client_for=lambda ticket: client,
+        chat=world.language,
+        limits=world.limits,
+        max_in_flight=8,
+    )
+    tickets = [
+        types.Ticket(
+            "run",
+            first + i,
+            0,
+            world.train_tasks[i],
+            split="eval",
+            temperature=config.rollout.temperature,
+        )
+        for i in range(8)
+    ]
+    return asyncio.run(runner.drain(tickets))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("size", ["tiny", "tiny_moe"])
+def test_gate_passes_before_and_after_a_swap_and_fails_on_other_weights(size, temperature):
+    config, world, policy = make(size, temperature)
+    first, second = (policy.init(jax.random.key(seed)) for seed in (0, 1))
+    engine = sampler_process.make_engine(config, policy, first, 0)
+    mismatch = score.make_mismatch(policy, chunk=warm_start.LOGPROB_CHUNK)
+    pack = build.packer(config)
+
+    def measured(params, found):
+        return gate.measure(mismatch, params, found, pack, limit=8)
+
+    before = episodes(config, world, engine, 0)
+    metrics = measured(first, before)
+    gate.check(metrics, config.gate, temperature=temperature)
+    assert metrics["mismatch/tokens"] == sum(e.num_actions for e in before)
+
+    engine.load_weights(1, second)
+    after = episodes(config, world, engine, 100)
+    assert {int(v) for e in after for v in e.policy_versions[e.action_mask]} == {1}
+    gate.check(measured(second, after), config.gate, temperature=temperature)
+
+    with pytest.raises(gate.GateFailed, match=r"disagree at equal weights.*gate\.max_difference"):
+        gate.check(measured(first, after), config.gate, temperature=temperature)
+
+
+def test_a_forgotten_temperature_is_caught():
+    """PITFALLS B12: sampled at 0.5, scored as if at 1."""
+    config, world, policy = make("tiny_moe", 0.5)
+    params = policy.init(jax.random.key(0))
+    engine = sampler_process.make_engine(config, policy, params, 0)
+    found = episodes(config, world, engine, 0)
+    mismatch = score.make_mismatch(policy, chunk=warm_start.LOGPROB_CHUNK)
+    pack = build.packer(config)
+    gate.check(gate.measure(mismatch, params, found, pack, limit=8), config.gate, temperature=0.5)
+    for episode in found:
+        episode.temperature = 1.0
+    wrong = gate.measure(mismatch, params, found, pack, limit=8)
+    with pytest.raises(gate.GateFailed):
+        gate.check(wrong, config.gate, temperature=0.5)
+
+
+def test_nothing_to_compare_does_not_pass():
+    nothing = {"mismatch/max": 0.0, "mismatch/mean": 0.0, "mismatch/tokens": 0.0}
+    with pytest.raises(gate.GateFailed, match="nothing to compare"):
+        gate.check(nothing, common.base().gate, temperature=1.0)
