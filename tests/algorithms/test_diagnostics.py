@@ -8,7 +8,7 @@ from jaxrl_single.algorithms import diagnostics
 from jaxrl_single.metrics import names
 
 RATIO = np.float32([0.8, 1.5, 10.0, 0.1])
-KEEP = np.float32([1.0, 1.0, 0.0, 0.0])
+KEEP = np.float32([1.0, 1.0, 0.0, 0.2])
 ADVANTAGES = np.float32([1.0, -0.5, 2.0, -1.0])
 ENTROPIES = np.float32([0.2, 0.4, 2.0, 3.0])
 POLICY_ENTROPIES = np.float32([0.1, 0.3, 0.5, 0.7])
@@ -32,13 +32,13 @@ INPUTS = (KEEP, np.log(RATIO), ADVANTAGES, ENTROPIES, POLICY_ENTROPIES)
 def test_golden():
     lr = np.log([0.8, 1.5, 10.0, 0.1])
     expected = {
-        "keep/fraction": 0.5,
+        "keep/fraction": 0.55,
         "keep/fraction_positive": 0.5,  # tokens 0 and 2
-        "keep/fraction_negative": 0.5,  # tokens 1 and 3
-        "keep/masked_low": 0.25,
-        "keep/masked_high": 0.25,
-        "keep/entropy_kept": 0.3,
-        "keep/entropy_masked": 2.5,
+        "keep/fraction_negative": 0.6,  # tokens 1 and 3
+        "keep/masked_low": 0.2,  # .8 of token 3
+        "keep/masked_high": 0.25,  # token 2
+        "keep/entropy_kept": 1.2 / 2.2,
+        "keep/entropy_masked": 4.4 / 1.8,
         "policy/ratio_mean": 3.1,
         "policy/log_ratio_mean": lr.mean(),
         "policy/log_ratio_abs": np.abs(lr).mean(),
