@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 
 Array = Any  # numpy on the host, jax.Array on the device; the same class serves both
 
@@ -112,17 +111,7 @@ def token_fields(batch: TokenBatch) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def map_tokens(function, batch: TokenBatch) -> TokenBatch:
-    """Applies `function` to each per-token array; the per-trajectory ones stay as they are."""
-    changed = {name: function(array) for name, array in token_fields(batch).items()}
-    return dataclasses.replace(batch, **changed)
-
-
 def micro_batch(batch: TokenBatch, index: Any) -> TokenBatch:
     """The micro-batch at `index` (an int or a traced i32): per-token arrays become [B, T]."""
-    return map_tokens(lambda array: array[index], batch)
-
-
-def num_loss_tokens(batch: TokenBatch) -> int:
-    """Host-side count of the tokens that enter the loss."""
-    return int(np.asarray(batch.loss_mask).sum())
+    tokens = {name: array[index] for name, array in token_fields(batch).items()}
+    return dataclasses.replace(batch, **tokens)

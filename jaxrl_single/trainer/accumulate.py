@@ -86,6 +86,7 @@ def gradients(
     frozen = optim.frozen(params, optimizer.labels)
     trained = optim.trainable(params, optimizer.labels)
 
+    @jax.jit  # traced once for its shapes and its gradient
     def share(trained, inputs, carry):
         tokens, of_micro = inputs
         micro = dataclasses.replace(batch, **tokens)

@@ -98,6 +98,7 @@ def metrics(
     values_before: jax.Array,
     targets: Targets,
     found: accumulate.Gradients,
+    opt_state: optax.OptState,
     batch: token_batch.TokenBatch,
 ) -> dict[str, jax.Array]:
     """How good the critic was on a batch that it had not seen, and how its updates went."""
@@ -114,4 +115,5 @@ def metrics(
         "critic/loss": found.loss[0],
         "critic/loss_last": found.loss[-1],
         "critic/gradient_norm": found.norm[0],
+        "critic/learning_rate": optim.last_learning_rate(opt_state),
     }

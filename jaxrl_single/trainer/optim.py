@@ -94,8 +94,16 @@ def adamw(
     b2: float,
     weight_decay: float,
 ) -> optax.GradientTransformation:
-    """AdamW, eps 1e-8, decay on every leaf it is given."""
-    return optax.adamw(learning_rate, b1=b1, b2=b2, eps=1e-8, weight_decay=weight_decay)
+    """AdamW, eps 1e-8, decay on every leaf it is given; its state remembers the learning rate."""
+    constants = {"b1": b1, "b2": b2, "eps": 1e-8, "weight_decay": weight_decay}
+    with_memory = optax.inject_hyperparams(optax.adamw, static_args=tuple(constants))
+    return with_memory(learning_rate=learning_rate, **constants)
+
+
+def last_learning_rate(opt_state: optax.OptState) -> jax.Array:
+    """Of the newest update of the first label, f32; NaN if its transform does not remember it."""
+    found = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+    return jnp.float32(found[0][1]) if found else jnp.float32(jnp.nan)
 
 
 def warmup(peak: float, *, warmup_steps: int) -> Callable[[jax.Array], jax.Array]:

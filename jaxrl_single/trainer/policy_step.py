@@ -73,7 +73,11 @@ def policy_updates(
     sums = jax.tree.map(jnp.sum, found.aux.sums)
     metrics = diagnostics.means(sums)
     metrics |= diagnostics.log_ratio_quantiles(logprobs, batch.rollout_logprobs, batch.loss_mask)
-    metrics |= {"policy/loss": found.loss.mean(), "policy/gradient_norm": found.norm.mean()}
+    metrics |= {
+        "policy/loss": found.loss.mean(),
+        "policy/gradient_norm": found.norm.mean(),
+        "policy/learning_rate": optim.last_learning_rate(state.opt_state),
+    }
     return state, metrics, jnp.all(found.finite)
 
 

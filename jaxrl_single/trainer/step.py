@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,13 @@ def make_train_step(
     if algorithm.needs_critic and (critic is None or critic_optimizer is None):
         raise ValueError(f"algorithm {algorithm.name!r} needs a critic and its optimiser")
 
+    # Jitted, so that the branch below is traced once for its shapes and its program.
+    updates = jax.jit(
+        functools.partial(
+            policy_step.policy_updates, policy, algorithm, policy_optimizer, chunk=chunk
+        )
+    )
+
     def step(state, batch, critic_only):
         advantages, critic_params, critic_opt, critic_metrics, critic_finite = _critic_phase(
             critic, algorithm, critic_optimizer, state, batch, critic_first=critic_first
@@ -66,17 +74,14 @@ def make_train_step(
             state.policy_params, state.policy_opt, state.algorithm_state
         )
 
-        def train(before):
-            return policy_step.policy_updates(
-                policy, algorithm, policy_optimizer, before, batch, advantages, chunk=chunk
-            )
-
-        def skip(before):
-            shapes = jax.eval_shape(train, before)[1]
+        def skip(before, batch, advantages):
+            shapes = jax.eval_shape(updates, before, batch, advantages)[1]
             nothing = {name: jnp.full((), jnp.nan, of.dtype) for name, of in shapes.items()}
             return before, nothing, jnp.bool_(True)
 
-        after, policy_metrics, policy_finite = jax.lax.cond(critic_only, skip, train, before)
+        after, policy_metrics, policy_finite = jax.lax.cond(
+            critic_only, skip, updates, before, batch, advantages
+        )
         finite = critic_finite & policy_finite
         new = state_lib.TrainState(
             policy_params=after.params,
@@ -117,7 +122,7 @@ def _critic_phase(critic, algorithm, optimizer, state, batch, *, critic_first: b
     )
     if critic_first:
         output = _advantages(algorithm, state, batch, *critic_step.values(critic, params, batch))
-    metrics = critic_step.metrics(before[0], targets, found, batch)
+    metrics = critic_step.metrics(before[0], targets, found, opt_state, batch)
     return output.advantages, params, opt_state, metrics, jnp.all(found.finite)
 
 

@@ -33,8 +33,8 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
 
     Returns:
       (state, batch) -> (state, metrics), float32 scalars by the names of metrics/names.py:
-      warm_start/loss, warm_start/gradient_norm, train/action_tokens, train/empty_update,
-      train/nonfinite.
+      warm_start/loss, warm_start/gradient_norm, warm_start/learning_rate, train/action_tokens,
+      train/empty_update, train/nonfinite.
     """
 
     def step(state, batch):
@@ -57,7 +57,11 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
         params, opt_state = accumulate.update(
             state.params, state.opt_state, optimizer, found, num_tokens=num_tokens
         )
-        metrics = {"warm_start/loss": found.loss, "warm_start/gradient_norm": found.norm}
+        metrics = {
+            "warm_start/loss": found.loss,
+            "warm_start/gradient_norm": found.norm,
+            "warm_start/learning_rate": optim.last_learning_rate(opt_state),
+        }
         metrics |= accumulate.guards(num_tokens, found.finite)
         return state_lib.ModelState(params, opt_state, state.step + 1), metrics
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_single import types
-from jaxrl_single.data import packing, token_batch
+from jaxrl_single.data import packing
 
 
 def _trajectory(length, *, ticket=0, seed=0, segments=None, **changes):
@@ -158,7 +158,7 @@ def test_a_limit_means_what_the_config_says(on_limit, terminated, bootstrap, tra
 
 def test_no_trajectories_make_a_batch_with_nothing_to_train():
     batch = _pack([], num_trajectories=3)
-    assert token_batch.num_loss_tokens(batch) == 0
+    assert not batch.loss_mask.any()
     assert batch.tokens.shape == (1, 2, 10)
     assert not batch.valid.any()
     assert (batch.temperature == 1).all()  # a division by 0 on padding would be a NaN
