@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -137,7 +138,9 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules = PARAMETER_RULES) -> A
 
 def put_state(state: Any, mesh: Mesh, rules: Rules = PARAMETER_RULES) -> Any:
     """A copy of a TrainState or ModelState on the mesh. A copy, because steps donate it."""
-    return jax.device_put(state, state_shardings(state, mesh, rules), may_alias=False)
+    # device_put may let a replicated leaf share the buffer that lies on its device already.
+    copied = jax.tree.map(jnp.copy, state)
+    return jax.device_put(copied, state_shardings(state, mesh, rules))
 
 
 def put_batch(batch: token_batch.TokenBatch, mesh: Mesh) -> token_batch.TokenBatch:
