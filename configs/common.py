@@ -187,6 +187,7 @@ def _sampler() -> ConfigDict:
             "decode_chunk": 6,  # tokens decoded per dispatch; weights swap between chunks
             "prefill_rows": 16,  # episodes prefilled per dispatch
             "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
+            "max_fed_tokens": 8,  # turns with so few new tokens read them by decode steps instead
             "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
             "devices": "",  # chips of the sampler, "4,5"; "cpu"; empty = second half
             "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process

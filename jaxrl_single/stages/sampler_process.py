@@ -78,6 +78,7 @@ def make_engine(
         decode_chunk=config.sampler.decode_chunk,
         prefill_rows=config.sampler.prefill_rows,
         prefill_lengths=tuple(config.sampler.prefill_lengths),
+        max_fed_tokens=config.sampler.max_fed_tokens,
         seed=config.seed,
         swap=config.sampler.swap,
     )
