@@ -54,7 +54,7 @@ class ConfigError(ValueError):
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError with all problems at once, each with the field and what is allowed."""
-    problems = [*_ranges(config), *_contradictions(config)]
+    problems = [*_ranges(config), *_batch_sizes(config), *_contradictions(config)]
     if problems:
         raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
 
@@ -84,8 +84,8 @@ def _ranges(config: ConfigDict) -> Iterator[str]:
         yield f"rl.discount is {config.rl.discount}, must be in (0, 1]"
 
 
-def _contradictions(config: ConfigDict) -> Iterator[str]:
-    batch, env, sampler = config.batch, config.env, config.sampler
+def _batch_sizes(config: ConfigDict) -> Iterator[str]:
+    batch, env = config.batch, config.env
     if env.max_tokens > batch.row_length:
         yield (
             f"env.max_tokens ({env.max_tokens}) exceeds batch.row_length ({batch.row_length}): "
@@ -109,6 +109,10 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
             )
     if config.rl.group_size > 0 and batch.num_trajectories % config.rl.group_size:
         yield "batch.num_trajectories must be a multiple of rl.group_size"
+
+
+def _contradictions(config: ConfigDict) -> Iterator[str]:
+    env, sampler = config.env, config.sampler
     if config.rollout.max_in_flight > sampler.num_slots:
         yield (
             f"rollout.max_in_flight ({config.rollout.max_in_flight}) exceeds sampler.num_slots "
