@@ -18,7 +18,6 @@ NAMES: dict[str, str] = {
     "episode/length_success": "the same, of the successful ones",
     "episode/length_failure": "the same, of the failed ones",
     "episode/truncated": "fraction of episodes ended by a limit of turns, tokens or context",
-    "episode/tool_errors": "mean number of observations per episode that report a bad tool call",
     # Episodes without a reward: counted since the step before, whether or not trained later.
     "errors/total": "episodes that failed since the last line",
     "errors/env": "of them, in the environment",
@@ -90,8 +89,7 @@ NAMES: dict[str, str] = {
     "time/wait_s": "waiting for trajectories",
     "time/train_s": "in the train step, until its metrics are there",
     "time/publish_s": "publishing weights",
-    "time/checkpoint_s": "saving a checkpoint",
-    "time/eval_s": "from the first ticket of the evaluation to its last episode",
+    "time/checkpoint_s": "saving a checkpoint after the step before, 0 when there was none",
     "speed/trainer_tokens_per_s": "tokens of the batch / step_s, observations included",
     "speed/sampler_tokens_per_s": "sampled tokens / s of the sampler since the last line",
     # The batch and the machinery.
@@ -112,7 +110,6 @@ NAMES: dict[str, str] = {
     "sampler/restarts": "restarts of the sampler since the start of the run",
     # Warm start, value pretraining, evaluation: stages of their own with their own steps.
     "warm_start/loss": "negative log-likelihood of the script's tokens",
-    "warm_start/accuracy": "fraction of the script's tokens that are the most likely ones",
     "warm_start/gradient_norm": "global norm before clipping",
     "warm_start/learning_rate": "of this update",
     "value_pretraining/loss": "mean squared error to the returns",

@@ -70,13 +70,14 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
     num_steps = loop.config.rl.num_steps
     step = int(state.step)
     loop.records.status("rl", step, num_steps)
+    saved_s = 0.0
     try:
         while step < num_steps:
-            state = _one_step(loop, state, step)
+            state = _one_step(loop, state, step, saved_s)
             step += 1
             _order_evaluation(loop, step)
-            if step % loop.config.checkpoint.every_steps == 0 or step == num_steps:
-                loop.save(step, state)
+            due = step % loop.config.checkpoint.every_steps == 0 or step == num_steps
+            saved_s = loop.save(step, state) if due else 0.0
             loop.records.status("rl", step, num_steps)
     except rollouts.Stopped:
         loop.save(step, state)
@@ -84,7 +85,9 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
     return state
 
 
-def _one_step(loop: Loop, state: state_lib.TrainState, step: int) -> state_lib.TrainState:
+def _one_step(
+    loop: Loop, state: state_lib.TrainState, step: int, saved_s: float
+) -> state_lib.TrainState:
     config, began = loop.config, time.monotonic()
     loop.rollouts.top_up(purpose=PURPOSE)
     taken = loop.rollouts.take(config.batch.num_trajectories, purpose=PURPOSE)
@@ -107,6 +110,7 @@ def _one_step(loop: Loop, state: state_lib.TrainState, step: int) -> state_lib.T
         "time/wait_s": taken.waited_s,
         "time/train_s": published_at - trained_at,
         "time/publish_s": ended - published_at,
+        "time/checkpoint_s": saved_s,
         "speed/trainer_tokens_per_s": metrics["train/tokens"] / (ended - began),
         "train/policy_version": loop.rollouts.version,
     }

@@ -85,8 +85,12 @@ def make_engine(
 
 
 def read_stats(paths: workdir.Workdir) -> dict[str, float]:
-    """The sampler's newest numbers by metric name; empty before it has written any."""
-    return workdir.read_json(_stats_file(paths)) or {}
+    """The sampler's newest numbers by metric name; empty in sync mode."""
+    started = workdir.read_json(paths.processes) or {"children": {}}
+    if "sampler" not in started["children"]:
+        return {}
+    restarts = {"sampler/restarts": started["children"]["sampler"]["restarts"]}
+    return restarts | (workdir.read_json(_stats_file(paths)) or {})
 
 
 class Engines:
