@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))  # larger files fail to be written
     try:
         with pytest.raises(
-            checkpoint.CheckpointError, match=r"step 2 .*: File too large; step 1 is intact"
+            checkpoint.CheckpointError, match=r"cannot save .* step 2 .*step 1 is intact"
         ):
             checkpoints.save(2, big, {})
     finally:
