@@ -42,10 +42,12 @@ class FileBackend:
     def serve(self, version: int, params: weights_base.Params) -> None:
         """The sampler follows the weights' directory by itself."""
 
-    def wait(self) -> None:
+    def check(self) -> None:
         self._tick()
         if self._stopping():
             raise rollouts.Stopped
+
+    def wait(self) -> None:
         time.sleep(self._pause_s)
 
 
@@ -83,10 +85,12 @@ class InlineBackend:
         else:
             self._engine.load_weights(version, params)
 
-    def wait(self) -> None:
+    def check(self) -> None:
         self._tick()
         if self._stopping():
             raise rollouts.Stopped
+
+    def wait(self) -> None:
         self._drain()
 
     def _drain(self) -> None:

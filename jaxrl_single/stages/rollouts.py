@@ -40,8 +40,12 @@ class Backend(Protocol):
         """Samples with these weights from now on; they were published already."""
         ...
 
+    def check(self) -> None:
+        """Gives a sign of life; raises `Stopped` when the run was asked to stop."""
+        ...
+
     def wait(self) -> None:
-        """Lets rollout go on for a moment; raises `Stopped` when the run was asked to stop."""
+        """Lets rollout go on for a moment."""
         ...
 
 
@@ -169,6 +173,8 @@ class Rollouts:
         self._last_arrival = began
         dropped: list[types.Trajectory] = []
         while True:
+            # Also when nothing is missing: a fast sampler must not make the trainer deaf.
+            self.backend.check()
             self.collect()
             dropped += self._drop_stale()
             if len(self._ready) >= count:
@@ -210,6 +216,7 @@ class Rollouts:
         """The episodes of an evaluation, errors included; None while some are missing."""
         self._last_arrival = time.monotonic()
         while True:
+            self.backend.check()
             self.collect()
             if not any(ticket.purpose == purpose for ticket in self.book.in_flight("eval")):
                 break

@@ -50,7 +50,7 @@ class Worker:
 
     def __init__(self, store, *, slots=10**6, fails=lambda ticket: None):
         self.store, self.slots, self.fails = store, slots, fails
-        self.version = None
+        self.version, self.stopping = None, False
         self.waiting, self.running = collections.deque(), []
         self.sent = []
 
@@ -60,6 +60,10 @@ class Worker:
 
     def serve(self, version, params):
         self.version = version
+
+    def check(self):
+        if self.stopping:
+            raise rollouts.Stopped
 
     def wait(self):
         while self.waiting and len(self.running) < self.slots:
@@ -213,6 +217,17 @@ def test_nothing_arriving_is_an_error_not_a_hang(tmp_path):
     made.publish(PARAMS, step=0)
     with pytest.raises(rollouts.RolloutFailed, match=r"no trajectory arrived.*16 tickets"):
         made.take(4, purpose="rl")
+
+
+def test_a_stop_is_heard_although_nothing_is_missing(tmp_path):
+    made, worker = make(tmp_path, [task(i) for i in range(100)])
+    made.publish(PARAMS, step=0)
+    made.take(4, purpose="rl")
+    assert made.queued() >= 4, "the next batch needs no waiting"
+    worker.stopping = True
+    with pytest.raises(rollouts.Stopped):
+        made.take(4, purpose="rl")
+    assert made.queued() >= 4, "and what is ready stays for the checkpoint"
 
 
 def test_torn_file_is_sampled_again(tmp_path):
