@@ -231,6 +231,11 @@ class TicketBook:
         """Closes evaluation tickets; UnknownTicket if not stored."""
         self._consume(keys, None)
 
+    def withdraw(self, keys: Iterable[str]) -> None:
+        """Closes open tickets that nobody needs any longer; UnknownTicket if not open."""
+        for key in keys:
+            self._close(key)
+
     def in_flight(self, split: str = "train") -> list[types.Ticket]:
         """Open tickets without a trajectory, in the order of issue."""
         return [

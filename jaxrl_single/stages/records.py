@@ -25,17 +25,22 @@ class Records:
         self._rollouts = rollouts
         self._writers: dict[str, writer_lib.MetricsWriter] = {}
         self._resume: dict[str, int] = {}
-        self.last_eval_step: int | None = None
 
-    def resume(self, steps: Mapping[str, int | None]) -> None:
-        """Forgets lines of these stages after these steps; the rest of a stage is kept.
+    def resume(self, steps: Mapping[str, int | None]) -> list[str]:
+        """Forgets what was written of these stages after these steps; the rest is kept.
 
         Call it before the first line. A stage that is not named begins anew when it writes.
+
+        Returns:
+          The evaluations that stay, as "STAGE@STEP": their weights are of the checkpoint's lineage.
         """
         self._resume = {stage: step for stage, step in steps.items() if step is not None}
-        self.last_eval_step = self._resume.get("eval")
-        last = -1 if self.last_eval_step is None else self.last_eval_step
+        last = self._resume.get("rl", 0)
         workdir.filter_jsonl(self._paths.evals, lambda record: record.get("step", 0) <= last)
+        kept = workdir.read_evals(self._paths)
+        if kept:
+            self._resume["eval"] = max(evaluation.step for evaluation in kept)
+        return [f"{evaluation.stage}@{evaluation.step}" for evaluation in kept]
 
     def metrics(
         self,
@@ -90,7 +95,6 @@ class Records:
             "eval/truncated": _mean([e.truncated for e in sound]),
         }
         self.metrics("eval", step, scalars | dict(extra))
-        self.last_eval_step = step
         fields = (result.n, result.success, result.ci_low, result.ci_high)
         workdir.record_eval(self._paths, workdir.Eval(stage, step, version, *fields))
         return result

@@ -216,12 +216,12 @@ class Rollouts:
         """The episodes of an evaluation, errors included; None while some are missing."""
         self._last_arrival = time.monotonic()
         while True:
-            self.backend.check()
             self.collect()
             if not any(ticket.purpose == purpose for ticket in self.book.in_flight("eval")):
                 break
             if not wait:
                 return None
+            self.backend.check()
             self._send(self.book.issue(0))  # retries of failed episodes
             self._wait()
         episodes = self._evaluated.pop(purpose, [])
@@ -229,6 +229,16 @@ class Rollouts:
         self.book.mark_evaluated(keys)
         self._finished += keys
         return sorted(episodes, key=lambda trajectory: trajectory.ticket)
+
+    def forget_evaluations(self, purposes: Iterable[str]) -> None:
+        """Closes the tickets of evaluations whose result is known already."""
+        known = set(purposes)
+        tickets_open = [*self.book.in_flight("eval"), *self.book.stored("eval")]
+        keys = [ticket.key for ticket in tickets_open if ticket.purpose in known]
+        self.book.withdraw(keys)
+        self._finished += keys
+        for purpose in known:
+            self._evaluated.pop(purpose, None)
 
     def collect(self) -> None:
         """Reads what has arrived in the store since the last call."""

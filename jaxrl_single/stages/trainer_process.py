@@ -204,12 +204,13 @@ class Trainer:
         return state
 
     def _restore_rollouts(self, metadata: dict[str, Any], params: api.Params) -> None:
-        self.records.resume(metadata["steps"])
+        known = self.records.resume(metadata["steps"])
         lost = self.rollouts.restore(
             metadata["rollouts"],
             # Numbers name the randomness: sync mode repeats them, local mode never does.
             used=() if self.sync else trainer_parts.used_numbers(self.paths, self.rollouts.store),
         )
+        self.rollouts.forget_evaluations(known)
         if lost:
             _log.warning(
                 "%d trajectories of steps after the checkpoint were forgotten with those steps",
@@ -263,7 +264,6 @@ class Trainer:
         steps = {
             "warm_start": section.warm_start.num_steps,
             "value_pretraining": section.value_pretraining.max_steps,
-            "eval": self.records.last_eval_step,
             "rl": rl,
         }
         return {

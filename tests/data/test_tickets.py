@@ -339,3 +339,14 @@ Lineage.TestCase.settings = hypothesis.settings(
     max_examples=40, stateful_step_count=30, deadline=None
 )
 TestLineage = Lineage.TestCase
+
+
+def test_withdrawn_tickets_are_closed_whether_or_not_they_were_stored():
+    one = book()
+    evals = one.issue_eval(TASKS[:3], policy_version=0, purpose="rl@0")
+    one.mark_stored(evals[0].key)
+    one.withdraw(keys(evals[:2]))
+    assert one.in_flight("eval") == [evals[2]]
+    assert one.stored("eval") == []
+    with pytest.raises(tickets.UnknownTicket):
+        one.withdraw([evals[0].key])

@@ -22,6 +22,8 @@ class Broken(calculator.Calculator):
     async def step(self, action):
         if self._where == "step":
             raise self._error
+        if self._where == "reward":
+            return base.StepResult(calculator.ERROR, reward=1.0)
         if self._where == "exit":
             try:
                 raise self._error
@@ -70,6 +72,10 @@ def raises_in_reward():
 
 def raises_in_reset():
     return _spec("reset", FileNotFoundError("no such sandbox"))
+
+
+def rewards_anything():
+    return _spec("reward", None)
 
 
 def kills_its_process():
