@@ -1,6 +1,6 @@
 """Wall-clock of asynchronous against synchronous RL on the same number of trajectories.
 
-python benchmarks/asynchrony.py --workdir=/tmp/asynchrony [--steps=30] [--latency=0.3]
+python benchmarks/asynchrony.py --workdir=runs/asynchrony [--steps=30] [--latency=0.3]
 
 Both runs use configs/tiny_sao.py with a tool that sleeps. Reported per RL step, after warm-up steps
 in which programs compile: the synchronous run's two phases (rollout, training), what is ideal if

@@ -21,6 +21,9 @@ def base() -> ConfigDict:
     config.rl = _rl()
     config.critic = _critic()
     config.policy_optimizer = _optimizer(learning_rate=6e-4)
+    # Near success the gradients vanish, Adam rescales what is left, and steps of the first size
+    # can throw the policy off within five updates; so the steps become smaller by then.
+    config.policy_optimizer.update({"decay_steps": 150, "final_fraction": 0.1})
     config.critic_optimizer = _optimizer(learning_rate=1e-3)
     config.batch = _batch()
     config.sampler = _sampler()
@@ -127,7 +130,7 @@ def _value_pretraining() -> ConfigDict:
 def _rl() -> ConfigDict:
     return ConfigDict(
         {
-            "num_steps": 200,  # policy updates; may be raised on a rerun of the same workdir
+            "num_steps": 160,  # policy updates; may be raised on a rerun of the same workdir
             "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
             "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
             "critic_first": True,  # advantages come from the critic after its update on this batch
@@ -161,6 +164,8 @@ def _optimizer(learning_rate: float) -> ConfigDict:
         {
             "learning_rate": learning_rate,  # peak
             "warmup_steps": 0,  # linear warm-up, in updates of this optimiser
+            "decay_steps": 0,  # updates of a linear decay after which final_fraction is reached
+            "final_fraction": 1.0,  # of the peak, after decay_steps
             "b1": 0.9,  # AdamW
             "b2": 0.95,  # AdamW
             "weight_decay": 0.0,  # AdamW, on all trained parameters

@@ -103,7 +103,12 @@ def optimizer(
       params: arrays or shapes.
       rules: ordered (regex, label); labels are "train" and "frozen".
     """
-    schedule = optim.warmup(section.learning_rate, warmup_steps=section.warmup_steps)
+    schedule = optim.warmup(
+        section.learning_rate,
+        warmup_steps=section.warmup_steps,
+        decay_steps=section.decay_steps,
+        final_fraction=section.final_fraction,
+    )
     return optim.build(
         params,
         rules=rules,

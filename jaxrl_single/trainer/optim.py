@@ -106,11 +106,19 @@ def last_learning_rate(opt_state: optax.OptState) -> jax.Array:
     return jnp.float32(found[0][1]) if found else jnp.float32(jnp.nan)
 
 
-def warmup(peak: float, *, warmup_steps: int) -> Callable[[jax.Array], jax.Array]:
-    """Linear from peak / warmup_steps at the first update to `peak`, then constant."""
+def warmup(
+    peak: float, *, warmup_steps: int, decay_steps: int = 0, final_fraction: float = 1.0
+) -> Callable[[jax.Array], jax.Array]:
+    """Linear from peak / warmup_steps at the first update to `peak`, then linear decay.
+
+    The decay ends at update `decay_steps` with `final_fraction` x peak and stays there; 0 = none.
+    It does not depend on how long a run is, so a run may be prolonged.
+    """
 
     def schedule(count):
-        return peak * jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
+        rise = jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
+        done = jnp.minimum(1.0, count / decay_steps) if decay_steps else 0.0
+        return peak * rise * (1 - (1 - final_fraction) * done)
 
     return schedule
 
