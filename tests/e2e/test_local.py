@@ -98,16 +98,16 @@ def test_killed_parent_leaves_no_orphan_and_the_same_command_continues(tmp_path)
 
 def test_sigterm_saves_and_exits_with_zero(tmp_path):
     workdir = tmp_path / "run"
-    process = runs.start(workdir, "rl.num_steps=200", *STEPS[1:])
+    process = runs.start(workdir, "rl.num_steps=60", *STEPS[1:])
     runs.wait_until(lambda: 4 in runs.rl_steps(workdir), "step 4", process=process)
     os.kill(process.pid, signal.SIGTERM)
     began = time.monotonic()
     runs.finish(process, workdir)
     assert time.monotonic() - began < 30
     saved = runs.inspect(workdir)["step"]
-    assert saved == max(runs.rl_steps(workdir)), "nothing that was logged is lost"
-    runs.run(workdir, f"rl.num_steps={max(200, saved)}", "rl.critic_only_steps=2", *STEPS[2:])
-    assert runs.inspect(workdir)["step"] == max(200, saved)
+    assert saved == max(runs.rl_steps(workdir)) < 60, "nothing that was logged is lost"
+    runs.run(workdir, "rl.num_steps=60", *STEPS[1:])
+    assert runs.inspect(workdir)["step"] == 60
 
 
 @pytest.mark.parametrize(
