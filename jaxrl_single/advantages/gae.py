@@ -4,6 +4,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_single.ops import masked
+
 
 def gae(
     rewards: jax.Array,
@@ -35,15 +37,15 @@ def gae(
     """
     chex.assert_rank([rewards, values], 1)
     chex.assert_equal_shape([rewards, values])
-    rewards, values = rewards.astype(jnp.float32), values.astype(jnp.float32)
-    next_values = jnp.append(values[1:], jnp.asarray(bootstrap_value, jnp.float32))
+    rewards, values = masked.as_float(rewards), masked.as_float(values)
+    next_values = jnp.append(values[1:], jnp.asarray(bootstrap_value, values.dtype))
     deltas = rewards + discount * next_values - values
-    decays = jnp.broadcast_to(jnp.asarray(discount * lambda_, jnp.float32), deltas.shape)
+    decays = jnp.broadcast_to(jnp.asarray(discount * lambda_, deltas.dtype), deltas.shape)
 
     def step(next_advantage, inputs):
         delta, decay = inputs
         advantage = delta + decay * next_advantage
         return advantage, advantage
 
-    _, advantages = jax.lax.scan(step, jnp.zeros((), jnp.float32), (deltas, decays), reverse=True)
+    _, advantages = jax.lax.scan(step, jnp.zeros((), deltas.dtype), (deltas, decays), reverse=True)
     return jax.lax.stop_gradient((advantages, advantages + values))

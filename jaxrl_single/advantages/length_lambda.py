@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_single.ops import masked
+
 
 def length_adaptive_lambda(lengths: jax.Array, *, alpha: float) -> jax.Array:
     """max(0, 1 - 1 / (alpha l)): the credit of a late reward reaches back over all of the length.
@@ -16,5 +18,5 @@ def length_adaptive_lambda(lengths: jax.Array, *, alpha: float) -> jax.Array:
     Returns:
       The shape of `lengths`, float32 in [0, 1).
     """
-    lengths = jnp.maximum(lengths.astype(jnp.float32), 1.0)
+    lengths = jnp.maximum(masked.as_float(lengths), 1.0)
     return jnp.maximum(1.0 - 1.0 / (alpha * lengths), 0.0)

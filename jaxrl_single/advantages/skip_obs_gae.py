@@ -52,17 +52,17 @@ def skip_obs_gae(
     chex.assert_equal_shape([rewards, values, action_mask, trajectory_index])
     action_mask = action_mask.astype(bool) & (trajectory_index >= 0)
     values = masked.clean(values, action_mask)
-    inputs = (
+    floats = (
         masked.clean(rewards, action_mask),
         values,
-        action_mask,
-        trajectory_index,
-        segments.spread(bootstrap_values.astype(jnp.float32), trajectory_index),
+        segments.spread(masked.as_float(bootstrap_values), trajectory_index),
         masked.clean(discount * jnp.broadcast_to(lambda_, values.shape), action_mask),
     )
+    dtype = jnp.result_type(*floats)  # a scan keeps the types of what it carries
+    inputs = (*(array.astype(dtype) for array in floats), action_mask, trajectory_index)
 
     def step(carry, inputs):
-        reward, value, is_action, trajectory, bootstrap_value, decay = inputs
+        reward, value, bootstrap_value, decay, is_action, trajectory = inputs
         next_advantage, next_value, next_trajectory = carry
         goes_on = next_trajectory == trajectory
         target = reward + discount * jnp.where(goes_on, next_value, bootstrap_value)
@@ -71,6 +71,6 @@ def skip_obs_gae(
         carry = jax.tree.map(lambda new, old: jnp.where(is_action, new, old), here, carry)
         return carry, jnp.where(is_action, advantage, 0.0)
 
-    start = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.full((), -1, jnp.int32))
+    start = (jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.full((), -1, trajectory_index.dtype))
     _, advantages = jax.lax.scan(step, start, inputs, reverse=True)
     return jax.lax.stop_gradient((advantages, advantages + values))

@@ -4,36 +4,21 @@ A row says which advantage, keep rule, objective and reduction make up an algori
 published constants. It holds no control flow: `update.py` composes a row into a loss, and the
 trainer asks the row (`needs_critic`, ...), never its name.
 
-To add an algorithm: one function in `advantages/`, `keep_rules/` or `objectives/`, and one row.
+To add an algorithm: one function in `advantages/`, `keep_rules/` or `objectives/`, its line in
+`parts.py`, and one row here.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxrl_single.advantages import baselines, critic_gae
-from jaxrl_single.keep_rules import dis, none
-from jaxrl_single.objectives import ppo_clip, sao
+from jaxrl_single.algorithms import parts
+from jaxrl_single.algorithms.parts import ADVANTAGES, KEEP_RULES, OBJECTIVES, Part
 from jaxrl_single.ops import reduce
 
-ADVANTAGE_LEVELS = ("token", "trajectory")
 RATIO_REFERENCES = ("rollout", "proximal")
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One function of a row with its hyper-parameters.
-
-    Attributes:
-      function: its positional parameters name the arrays that it reads (see the fields of
-        `update.AdvantageArrays` and `update.PolicyArrays`).
-      hyperparameters: the value of each of its keyword-only parameters.
-      prefix: goes before the name of a hyper-parameter in configs: "dis_" makes "dis_low" of "low".
-    """
-
-    function: Callable[..., Any]
-    hyperparameters: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    prefix: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,128 +29,230 @@ class Algorithm:
       name: its key in TABLE.
       paper: title or short name, and arXiv id.
       advantage: the estimator.
-      advantage_level: "token": arrays [T] give (advantages, returns); "trajectory": arrays [N] give
-        advantages [N], which all tokens of a trajectory share.
       keep_rule: gives keep in [0, 1] per token, without the ratio.
-      objective: gives (per_token_loss, metrics).
+      objective: gives (per_token_loss, weights, metrics).
       reduction: a key of `reduce.REDUCTIONS`.
       correction: gives a further stop-gradient weight per token, multiplied into keep.
+      whitening: of the advantages, over the batch.
+      terms: auxiliary losses; each has the hyper-parameter "coefficient".
       ratio_reference: the log-probs under the objective's ratio, of RATIO_REFERENCES: as recorded
         by the sampler, or recomputed by the trainer before the first update on the batch.
-      needs_critic: whether values are read and a critic is trained.
-      num_critic_steps: critic updates per policy update.
+      num_critic_steps: critic updates per policy update; 0 without a critic.
       num_policy_epochs: passes over a batch.
       num_minibatches: policy updates per pass.
       fixed_length: tokens, for the reduction "fixed_length".
-      needs: what else a batch must hold, of "groups", "aux", "topk", "full", "entropies", "gold".
     """
 
     name: str
     paper: str
     advantage: Part
-    advantage_level: str
     keep_rule: Part
     objective: Part
     reduction: str
     correction: Part | None = None
+    whitening: Part | None = None
+    terms: Mapping[str, Part] = dataclasses.field(default_factory=dict)
     ratio_reference: str = "rollout"
-    needs_critic: bool = False
     num_critic_steps: int = 0
     num_policy_epochs: int = 1
     num_minibatches: int = 1
-    fixed_length: int | None = None
-    needs: tuple[str, ...] = ()
+    fixed_length: int = 0
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of all arrays that its parts read."""
+        names = {name for _, part in each_part(self) for name in part.reads}
+        return frozenset(names | ({"proximal_logprobs"} if self._reads_proximal else set()))
+
+    @property
+    def _reads_proximal(self) -> bool:
+        return self.ratio_reference == "proximal"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a batch must hold beyond every trajectory's own record, of NEEDS."""
+        return tuple(need for need, names in NEEDS.items() if self.reads & names)
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether values are read and a critic is trained."""
+        return "values" in self.reads
+
+    @property
+    def couples(self) -> bool:
+        """Whether the loss at a token depends on the log-probs of other tokens."""
+        found = [self.keep_rule, self.objective, *self.terms.values()]
+        found += [self.correction] if self.correction else []
+        return bool(self.terms) or any(part.couples or part.init for part in found)
+
+
+NEEDS: dict[str, frozenset[str]] = {
+    "critic": frozenset({"values"}),
+    "groups": frozenset({"group"}),
+    "tasks": frozenset({"task"}),
+    "proximal": frozenset({"proximal_logprobs", "engine_log_ratio"}),
+    "reference": frozenset({"ref_logprobs"}),
+    "entropies": frozenset({"entropies"}),
+    "aux": frozenset({"aux_rollout_logprobs", "aux_policy_logprobs"}),
+    "topk": frozenset({"topk_rollout_logprobs", "topk_policy_logprobs"}),
+    "full": frozenset({"full_rollout_logprobs", "full_policy_logprobs"}),
+    "preference": frozenset({"preference"}),
+    "prompt value": frozenset({"prompt_value"}),
+    "gold answer": frozenset({"gold_logprobs"}),
+    "forks": frozenset({"parent"}),
+    "states": frozenset({"state_key"}),
+}
 
 _ROWS = (
     Algorithm(
         name="sao",
         paper="Single-rollout Asynchronous Optimization, arXiv 2607.07508",
-        advantage=Part(
-            critic_gae.critic_gae, {"discount": 1.0, "lambda_alpha": 1.5, "critic_lambda": 1.0}
-        ),
-        advantage_level="token",
-        keep_rule=Part(dis.dis, {"low": 0.3, "high": 5.0}, prefix="dis_"),
-        objective=Part(sao.sao),
+        advantage=ADVANTAGES["critic_gae"],
+        keep_rule=KEEP_RULES["dis"],
+        objective=OBJECTIVES["sao"],
         reduction="token_mean",
-        needs_critic=True,
         num_critic_steps=2,
     ),
     Algorithm(
         name="reinforce",
         paper="Simple statistical gradient-following algorithms (Williams, 1992)",
-        advantage=Part(baselines.batch_mean),
-        advantage_level="trajectory",
-        keep_rule=Part(none.none),
-        objective=Part(sao.sao),
+        advantage=ADVANTAGES["batch_mean"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["sao"],
         reduction="token_mean",
     ),
     Algorithm(
         name="grpo",
         paper="DeepSeekMath, arXiv 2402.03300",
-        advantage=Part(baselines.group_normalised, {"eps": 1e-6}, prefix="group_"),
-        advantage_level="trajectory",
-        keep_rule=Part(none.none),
-        objective=Part(ppo_clip.ppo_clip, {"low": 0.2, "high": 0.2}, prefix="clip_"),
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
         reduction="sequence_mean",
-        needs=("groups",),
     ),
 )
 TABLE: dict[str, Algorithm] = {row.name: row for row in _ROWS}
 
-_PARTS = ("advantage", "keep_rule", "correction", "objective")
-_SETTINGS = ("reduction", "ratio_reference", "num_policy_epochs", "num_minibatches", "fixed_length")
+_CHOICES: dict[str, Mapping[str, Part]] = {
+    "advantage": parts.ADVANTAGES,
+    "whitening": parts.WHITENINGS,
+    "keep_rule": parts.KEEP_RULES,
+    "correction": parts.CORRECTIONS,
+    "objective": parts.OBJECTIVES,
+}
+_OPTIONAL = ("whitening", "correction")  # "" leaves them out
+_SETTINGS = (
+    "reduction",
+    "ratio_reference",
+    "num_critic_steps",
+    "num_policy_epochs",
+    "num_minibatches",
+    "fixed_length",
+)
 
 
 def get(name: str, overrides: Mapping[str, Any] | None = None) -> Algorithm:
-    """The row `name` with some of its hyper-parameters replaced.
+    """The row `name` with some of its fields and hyper-parameters replaced.
 
     Args:
       name: a key of TABLE.
-      overrides: by the names that `hyperparameters` lists.
+      overrides: by dotted name. "keep_rule": another part by its name in `parts.py`, with its
+        published constants; "keep_rule.low": a hyper-parameter; "terms": comma list of auxiliary
+        losses; "terms.positive_nll.coefficient"; "reduction", "num_minibatches" and so on.
+        Fields are replaced before hyper-parameters, whatever the order.
 
     Raises:
-      ValueError: unknown name, hyper-parameter or choice; the message lists the valid ones.
+      ValueError: unknown name, field, hyper-parameter, part or choice, or a value of another type;
+        the message lists the valid ones.
     """
     if name not in TABLE:
         raise ValueError(f"unknown algorithm {name!r}; known are {sorted(TABLE)}")
-    algorithm, overrides = TABLE[name], dict(overrides or {})
+    algorithm = TABLE[name]
+    overrides = dict(overrides or {})
+    for key in [key for key in overrides if key in _CHOICES or key == "terms"]:
+        algorithm = _replace_part(algorithm, key, overrides.pop(key))
     known = hyperparameters(algorithm)
-    for key in overrides:
+    for key, value in overrides.items():
         if key not in known:
-            raise ValueError(
-                f"algorithm {name!r} has no hyper-parameter {key!r}; it has {sorted(known)}"
-            )
-    changes = {key: value for key, value in overrides.items() if key in _settings(algorithm)}
-    for field in _PARTS:
-        part = getattr(algorithm, field)
-        if part is not None:
-            changes[field] = _override(part, overrides)
-    algorithm = dataclasses.replace(algorithm, **changes)
-    _check_choice(algorithm, "reduction", tuple(reduce.REDUCTIONS))
-    _check_choice(algorithm, "ratio_reference", RATIO_REFERENCES)
+            raise ValueError(f"algorithm {name!r} has no field {key!r}; it has {sorted(known)}")
+        algorithm = _set(algorithm, key, _typed(key, value, known[key]))
+    _check(algorithm)
     return algorithm
 
 
-def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
-    """Everything that `get` may override in this row, by name, with the value it has now."""
-    values = {name: getattr(algorithm, name) for name in _settings(algorithm)}
-    for field in _PARTS:
+def each_part(algorithm: Algorithm) -> Iterator[tuple[str, Part]]:
+    """Its parts with their dotted names."""
+    for field in _CHOICES:
         part = getattr(algorithm, field)
         if part is not None:
-            values |= {part.prefix + key: value for key, value in part.hyperparameters.items()}
+            yield field, part
+    for name, part in algorithm.terms.items():
+        yield f"terms.{name}", part
+
+
+def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
+    """All settings and hyper-parameters of a row by dotted name, with the value that they have."""
+    values = {name: getattr(algorithm, name) for name in _SETTINGS}
+    for field, part in each_part(algorithm):
+        values |= {f"{field}.{key}": value for key, value in part.hyperparameters.items()}
     return values
 
 
-def _settings(algorithm: Algorithm) -> tuple[str, ...]:
-    return _SETTINGS + (("num_critic_steps",) if algorithm.needs_critic else ())
+def _replace_part(algorithm: Algorithm, field: str, choice: str) -> Algorithm:
+    if field == "terms":
+        names = [name.strip() for name in choice.split(",") if name.strip()]
+        return dataclasses.replace(
+            algorithm, terms={name: _part("terms", parts.TERMS, name) for name in names}
+        )
+    if field in _OPTIONAL and not choice:
+        return dataclasses.replace(algorithm, **{field: None})
+    return dataclasses.replace(algorithm, **{field: _part(field, _CHOICES[field], choice)})
 
 
-def _override(part: Part, overrides: Mapping[str, Any]) -> Part:
-    values = {
-        key: overrides.get(part.prefix + key, value) for key, value in part.hyperparameters.items()
-    }
-    return dataclasses.replace(part, hyperparameters=values)
+def _part(field: str, known: Mapping[str, Part], name: str) -> Part:
+    if name not in known:
+        raise ValueError(f"unknown {field} {name!r}; known are {sorted(known)}")
+    return known[name]
+
+
+def _set(algorithm: Algorithm, key: str, value: Any) -> Algorithm:
+    if key in _SETTINGS:
+        return dataclasses.replace(algorithm, **{key: value})
+    field, _, name = key.rpartition(".")
+    if field in _CHOICES:
+        part = getattr(algorithm, field).having(**{name: value})
+        return dataclasses.replace(algorithm, **{field: part})
+    term = field.removeprefix("terms.")
+    changed = algorithm.terms[term].having(**{name: value})
+    return dataclasses.replace(algorithm, terms={**algorithm.terms, term: changed})
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    """`value` as the type of the default; int is welcome where a float is expected."""
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ValueError(
+            f"{key} is {value!r}, a {type(value).__name__}; expected a {type(default).__name__} "
+            f"such as {default!r}"
+        )
+    return value
+
+
+def _check(algorithm: Algorithm) -> None:
+    _check_choice(algorithm, "reduction", tuple(reduce.REDUCTIONS))
+    _check_choice(algorithm, "ratio_reference", RATIO_REFERENCES)
+    for field, part in each_part(algorithm):
+        kernel = part.hyperparameters.get("kernel")
+        if part.kernels and kernel not in part.kernels:
+            raise ValueError(
+                f"algorithm {algorithm.name!r}: {field}.kernel is {kernel!r}, allowed are "
+                f"{sorted(part.kernels)}"
+            )
+    if algorithm.needs_critic and algorithm.num_critic_steps < 1:
+        raise ValueError(
+            f"algorithm {algorithm.name!r} reads a critic's values, so num_critic_steps must be at "
+            f"least 1; it is {algorithm.num_critic_steps}"
+        )
 
 
 def _check_choice(algorithm: Algorithm, field: str, allowed: tuple[str, ...]) -> None:

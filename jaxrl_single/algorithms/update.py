@@ -1,47 +1,18 @@
-"""Composes a row of the table into advantages and a policy loss.
+"""Composes a row of the table into advantages and a policy loss."""
 
-Arrays per token may have any shape ([T], [B, T], [M, B, T]), as long as their row-major order is
-the order of the token stream.
-"""
+from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.algorithms import diagnostics, table
+from jaxrl_single.algorithms import arrays as arrays_lib
+from jaxrl_single.algorithms import diagnostics, parts, table
 from jaxrl_single.ops import masked, reduce, segments
 
-State = Any  # pytree of a stateful advantage or a calibrated rule; {} for rows without one
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AdvantageArrays:
-    """What an advantage may read, over the whole batch.
-
-    Attributes:
-      rewards: per token, on action tokens.
-      action_mask: bool per token.
-      trajectory_index: i32 per token, 0..N-1 and -1 on padding; trajectories are contiguous.
-      reward: [N], sum of the trajectory's rewards.
-      group: i32 [N], trajectories of the same task share a number.
-      valid: bool [N], False on padding trajectories.
-      values: per token, of the prefix before it; None without a critic.
-      bootstrap_values: [N], the value after the last token, 0 where terminated; None without a
-        critic.
-    """
-
-    rewards: jax.Array
-    action_mask: jax.Array
-    trajectory_index: jax.Array
-    reward: jax.Array
-    group: jax.Array
-    valid: jax.Array
-    values: jax.Array | None = None
-    bootstrap_values: jax.Array | None = None
+State = dict[str, Any]  # of stateful parts by the name of their field; a checkpointed pytree
 
 
 @jax.tree_util.register_dataclass
@@ -56,37 +27,29 @@ class AdvantageOutput:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PolicyArrays:
-    """What the policy loss of one micro-batch reads. All but `denominator` are per token.
+class PolicyAux:
+    """What comes with a policy loss; all of it stop-gradient.
 
     Attributes:
-      policy_logprobs: of the current weights; the gradient flows through them.
-      policy_entropies: nats, of the current weights; for metrics.
-      rollout_logprobs: as recorded by the sampler.
-      entropies: nats, as recorded by the sampler.
-      advantages: from `advantages`.
-      loss_mask: bool, the tokens to train. Where False all others may hold anything.
-      trajectory_lengths: f32, from `reduction_inputs`.
-      denominator: f32 scalar, from `reduction_inputs`: of the whole batch.
-      proximal_logprobs: recomputed by the trainer before the first update on the batch; needed by
-        rows with ratio_reference "proximal".
+      metrics: (sum, weight) pairs, see `diagnostics.means`.
+      weights: per token, what multiplied advantage x grad log pi: ratio x keep as applied.
+      state: of stateful parts, after this.
     """
 
-    policy_logprobs: jax.Array
-    policy_entropies: jax.Array
-    rollout_logprobs: jax.Array
-    entropies: jax.Array
-    advantages: jax.Array
-    loss_mask: jax.Array
-    trajectory_lengths: jax.Array
-    denominator: jax.Array
-    proximal_logprobs: jax.Array | None = None
+    metrics: diagnostics.Metrics
+    weights: jax.Array
+    state: State
 
 
-def init_state(algorithm: table.Algorithm) -> State:
-    """The state before the first update, part of the train state; {} as no row keeps any yet."""
-    del algorithm
-    return {}
+def init_state(algorithm: table.Algorithm, *, num_tasks: int) -> State:
+    """The state of stateful parts before the first update, part of the train state.
+
+    Args:
+      algorithm: the row.
+      num_tasks: how many numbers `task` (or `state_key`) may take.
+    """
+    stateful = {"advantage": algorithm.advantage, "keep_rule": algorithm.keep_rule}
+    return {name: part.first_state(num_tasks) for name, part in stateful.items() if part.init}
 
 
 def reduction_inputs(
@@ -118,7 +81,7 @@ def reduction_inputs(
 
 
 def advantages(
-    algorithm: table.Algorithm, arrays: AdvantageArrays, state: State
+    algorithm: table.Algorithm, arrays: arrays_lib.AdvantageArrays, state: State
 ) -> AdvantageOutput:
     """Advantages and critic targets of the whole batch. All outputs are stop-gradient.
 
@@ -126,83 +89,138 @@ def advantages(
       ValueError: the row reads an array that is None.
     """
     shape, mask = arrays.action_mask.shape, arrays.action_mask.reshape(-1)
-    flat = {
-        field.name: None if value is None else value.reshape(-1)
-        for field in dataclasses.fields(arrays)
-        for value in [getattr(arrays, field.name)]
+    available = {
+        name: array if name in arrays_lib.PER_TRAJECTORY else array.reshape(-1)
+        for name, array in arrays_lib.held(arrays).items()
     }
-    result = _call(algorithm, algorithm.advantage, flat)
-    if algorithm.advantage_level == "token":
-        per_token, returns = result
-    else:
-        per_token = masked.clean(segments.spread(result, flat["trajectory_index"]), mask)
-        returns = jnp.zeros_like(per_token)
-    return AdvantageOutput(per_token.reshape(shape), returns.reshape(shape), state)
+    available["num_trajectories"] = arrays.valid.shape[0]
+    part = algorithm.advantage
+    result, state = _call(algorithm, "advantage", available, state)
+    values, returns = result if "values" in part.reads else (result, jnp.zeros(mask.shape))
+    whitening = algorithm.whitening
+    for level in (parts.TRAJECTORY, parts.TOKEN):
+        if level == parts.TOKEN and part.per == parts.TRAJECTORY:
+            values = masked.clean(segments.spread(values, available["trajectory_index"]), mask)
+        if whitening is not None and whitening.per == level:
+            values, state = _call(
+                algorithm, "whitening", {**available, "advantages": values}, state
+            )
+    return AdvantageOutput(values.reshape(shape), returns.reshape(shape), state)
 
 
 def policy_loss(
-    algorithm: table.Algorithm, arrays: PolicyArrays, state: State
-) -> tuple[jax.Array, tuple[diagnostics.Metrics, State]]:
-    """The share of one micro-batch in the loss of the batch; shares and metrics are to be summed.
+    algorithm: table.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
+) -> tuple[jax.Array, PolicyAux]:
+    """The share of one micro-batch in the loss of the update; shares and metrics are to be summed.
+
+    A row with `couples` needs all tokens of the update at once.
 
     Returns:
-      loss: float32 scalar, differentiable in policy_logprobs.
-      (metrics, state): metrics are (sum, weight) pairs, see `diagnostics.means`.
+      loss: scalar, differentiable in the arrays named by `arrays.DIFFERENTIABLE`.
+      aux: metrics, weights and state.
 
     Raises:
       ValueError: the row reads an array that is None.
     """
     mask = arrays.loss_mask
-    available = {field.name: getattr(arrays, field.name) for field in dataclasses.fields(arrays)}
-    log_ratio = jax.lax.stop_gradient(
-        masked.safe_log_ratio(arrays.policy_logprobs, arrays.rollout_logprobs, mask)
-    )
-    available |= {"action_mask": mask, "log_ratio": log_ratio}
-    keep = _call(algorithm, algorithm.keep_rule, available)
+    available = arrays_lib.held(arrays) | _derived(arrays)
+    keep, state = _call(algorithm, "keep_rule", available, state)
     if algorithm.correction is not None:
-        keep = keep * _call(algorithm, algorithm.correction, available)
+        keep = keep * _call(algorithm, "correction", available, state)[0]
     available["keep"] = jax.lax.stop_gradient(keep)
+    for_objective = dict(available)
     if algorithm.ratio_reference == "proximal":
-        available["rollout_logprobs"] = arrays.proximal_logprobs
-    per_token, metrics = _call(algorithm, algorithm.objective, available)
+        for_objective["rollout_logprobs"] = available["proximal_logprobs"]
+    (per_token, weights, metrics), state = _call(algorithm, "objective", for_objective, state)
     loss = reduce.REDUCTIONS[algorithm.reduction](
         per_token,
         mask,
         trajectory_lengths=arrays.trajectory_lengths,
         denominator=arrays.denominator,
     )
-    metrics |= diagnostics.keep_metrics(
-        available["keep"], log_ratio, arrays.advantages, arrays.entropies, mask
-    )
-    metrics |= diagnostics.policy_metrics(
-        log_ratio, arrays.advantages, arrays.policy_entropies, arrays.entropies, mask
-    )
-    return loss, (jax.lax.stop_gradient(metrics), state)
+    for name, term in algorithm.terms.items():
+        value, term_metrics = _term(algorithm, name, term, available)
+        loss, metrics = loss + value, metrics | term_metrics
+    metrics |= _diagnostics(available, weights, mask)
+    return loss, jax.lax.stop_gradient(PolicyAux(metrics, weights, state))
 
 
-def score_coefficients(algorithm: table.Algorithm, arrays: PolicyArrays, state: State) -> jax.Array:
-    """Minus the gradient of the loss with respect to each token's policy log-prob, per token.
+def score_coefficients(
+    algorithm: table.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
+) -> dict[str, jax.Array]:
+    """Minus the gradient of the loss with respect to each model output that the batch holds.
 
-    It is how strongly the update pushes each token up (> 0) or down (< 0), and all that
-    distinguishes one algorithm from another.
+    That of "policy_logprobs" is how strongly the update pushes each token up (> 0) or down (< 0).
+    These coefficients are all that distinguishes one algorithm from another.
+
+    Returns:
+      By the names `arrays.DIFFERENTIABLE`, each of the shape of its array.
     """
+    outputs = {
+        name: array
+        for name, array in arrays_lib.held(arrays).items()
+        if name in arrays_lib.DIFFERENTIABLE
+    }
 
-    def loss(policy_logprobs):
-        replaced = dataclasses.replace(arrays, policy_logprobs=policy_logprobs)
-        return policy_loss(algorithm, replaced, state)[0]
+    def loss(outputs):
+        return policy_loss(algorithm, dataclasses.replace(arrays, **outputs), state)[0]
 
-    return -jax.grad(loss)(arrays.policy_logprobs)
+    return jax.tree.map(jnp.negative, jax.grad(loss)(outputs))
 
 
-def _call(algorithm: table.Algorithm, part: table.Part, available: dict[str, Any]) -> Any:
-    """Calls the part's function with the arrays that its signature names."""
-    parameters = inspect.signature(part.function).parameters.values()
-    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    held = {name for name, array in available.items() if array is not None}
-    missing = [name for name in names if name not in held]
+def _derived(arrays: arrays_lib.PolicyArrays) -> dict[str, Any]:
+    """What follows from the arrays: names that parts may read besides the fields."""
+    mask, rollout = arrays.loss_mask, arrays.rollout_logprobs
+    log_ratio = masked.safe_log_ratio(arrays.policy_logprobs, rollout, mask)
+    engine = log_ratio
+    if arrays.proximal_logprobs is not None:
+        engine = masked.safe_log_ratio(arrays.proximal_logprobs, rollout, mask)
+    return {
+        "action_mask": mask,
+        "log_ratio": jax.lax.stop_gradient(log_ratio),
+        "engine_log_ratio": jax.lax.stop_gradient(engine),
+        "num_trajectories": arrays.valid.shape[0],
+    }
+
+
+def _term(algorithm, name: str, term: parts.Part, available: dict[str, Any]):
+    """coefficient x mean over the term's own tokens, and its metric without the coefficient."""
+    arrays = _arrays_of(algorithm, f"terms.{name}", term, available)
+    per_token, mask = term.chosen(*arrays)
+    value = masked.mean(per_token, mask)
+    metric = {f"policy/{name}": (masked.total(per_token, mask), masked.count(mask))}
+    return term.hyperparameters["coefficient"] * value, metric
+
+
+def _diagnostics(available, weights, mask) -> diagnostics.Metrics:
+    keep, log_ratio, entropies = (available[k] for k in ("keep", "log_ratio", "entropies"))
+    advantages_, policy_entropies = available["advantages"], available["policy_entropies"]
+    return (
+        {"policy/weight_mean": (masked.total(weights, mask), masked.count(mask))}
+        | diagnostics.keep_metrics(keep, log_ratio, advantages_, entropies, mask)
+        | diagnostics.policy_metrics(log_ratio, advantages_, policy_entropies, entropies, mask)
+    )
+
+
+def _call(
+    algorithm: table.Algorithm, field: str, available: dict[str, Any], state: State
+) -> tuple[Any, State]:
+    """Calls a part with the arrays that its signature names: (result, state after it)."""
+    part = getattr(algorithm, field)
+    arrays = _arrays_of(algorithm, field, part, available)
+    if part.init is None:
+        return part.chosen(*arrays, **part.settings), state
+    result, after = part.chosen(state[field], *arrays, **part.settings)
+    return result, {**state, field: after}
+
+
+def _arrays_of(
+    algorithm: table.Algorithm, field: str, part: parts.Part, available: dict[str, Any]
+) -> list[Any]:
+    missing = [name for name in part.reads if name not in available]
     if missing:
         raise ValueError(
-            f"algorithm {algorithm.name!r}: {part.function.__name__} reads {missing}, which this "
-            f"batch does not hold; it holds {sorted(held)}"
+            f"algorithm {algorithm.name!r}: {field} ({part.chosen.__name__}) reads {missing}, "
+            f"which this batch does not hold; it holds {sorted(available)}"
         )
-    return part.function(*(available[name] for name in names), **part.hyperparameters)
+    return [available[name] for name in part.reads]

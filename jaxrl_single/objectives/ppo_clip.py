@@ -15,7 +15,7 @@ def ppo_clip(
     *,
     low: float,
     high: float,
-) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
     """-sg(keep) min(ratio A, clip(ratio, 1 - low, 1 + high) A) per token.
 
     See "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), eq. 7; a larger `high` is
@@ -31,7 +31,8 @@ def ppo_clip(
       low, high: >= 0, the clip range is [1 - low, 1 + high].
 
     Returns:
-      per_token_loss: float32, 0 where action_mask is False.
+      per_token_loss: 0 where action_mask is False.
+      weights: ratio x keep per token where the clip is not active, else 0; stop-gradient.
       metrics: (sum, weight) pairs by name.
     """
     ratio = masked.ratio(masked.safe_log_ratio(policy_logprobs, rollout_logprobs, action_mask))
@@ -39,6 +40,8 @@ def ppo_clip(
     keep = jax.lax.stop_gradient(masked.clean(keep, action_mask))
     free = ratio * advantages
     clipped = jnp.clip(ratio, 1.0 - low, 1.0 + high) * advantages
-    num_clipped = masked.total((clipped < free) & (keep > 0), action_mask)
+    is_clipped = clipped < free
+    num_clipped = masked.total(is_clipped & (keep > 0), action_mask)
     metrics = {"policy/clip_fraction": (num_clipped, masked.count(action_mask))}
-    return -keep * jnp.minimum(free, clipped), jax.lax.stop_gradient(metrics)
+    weights = jax.lax.stop_gradient(jnp.where(is_clipped, 0.0, ratio) * keep)
+    return -keep * jnp.minimum(free, clipped), weights, jax.lax.stop_gradient(metrics)

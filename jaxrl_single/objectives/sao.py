@@ -11,7 +11,7 @@ def sao(
     advantages: jax.Array,
     keep: jax.Array,
     action_mask: jax.Array,
-) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
     """-sg(ratio x keep x A) log pi per token, ratio = policy / rollout.
 
     See "SAO" (arXiv 2607.07508), eq. 1. The stop-gradient on the ratio makes the gradient
@@ -26,12 +26,12 @@ def sao(
       action_mask: bool per token. Where False all others may hold anything.
 
     Returns:
-      per_token_loss: float32, 0 where action_mask is False.
-      metrics: (sum, weight) pairs by name.
+      per_token_loss: 0 where action_mask is False.
+      weights: ratio x keep per token, stop-gradient.
+      metrics: none.
     """
     log_ratio = masked.safe_log_ratio(policy_logprobs, rollout_logprobs, action_mask)
     weight = masked.ratio(log_ratio) * masked.clean(keep, action_mask)
-    coefficient = jax.lax.stop_gradient(weight * masked.clean(advantages, action_mask))
-    metrics = {"policy/weight_mean": (masked.total(weight, action_mask), masked.count(action_mask))}
-    per_token = -coefficient * masked.clean(policy_logprobs, action_mask)
-    return per_token, jax.lax.stop_gradient(metrics)
+    weight = jax.lax.stop_gradient(weight)
+    coefficient = weight * jax.lax.stop_gradient(masked.clean(advantages, action_mask))
+    return -coefficient * masked.clean(policy_logprobs, action_mask), weight, {}

@@ -12,9 +12,14 @@ MAX_LOG_RATIO = 40.0
 VARIANCE_FLOOR = 1e-8  # below it the returns count as constant
 
 
+def as_float(x: jax.Array) -> jax.Array:
+    """`x` in at least float32: bfloat16 and integers are raised, float64 stays."""
+    return jnp.asarray(x).astype(jnp.promote_types(jnp.result_type(x), jnp.float32))
+
+
 def clean(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """`x` as float32 with zeros where `mask` is False; no gradient flows there."""
-    return jnp.where(mask, x, 0.0).astype(jnp.float32)
+    """`x` in at least float32 with zeros where `mask` is False; no gradient flows there."""
+    return as_float(jnp.where(mask, x, jnp.zeros((), jnp.result_type(x))))
 
 
 def total(x: jax.Array, mask: jax.Array) -> jax.Array:

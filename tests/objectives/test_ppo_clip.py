@@ -13,18 +13,19 @@ ALL = jnp.ones(3, bool)
 
 @jax.jit
 def total_loss(policy, rollout, advantages, keep, mask):
-    per_token, metrics = ppo_clip.ppo_clip(
+    per_token, weights, metrics = ppo_clip.ppo_clip(
         policy, rollout, advantages, keep, mask, low=0.2, high=0.28
     )
-    return jnp.sum(per_token), (per_token, metrics)
+    return jnp.sum(per_token), (per_token, weights, metrics)
 
 
 def run(advantage, *, policy=None, keep=None, mask=ALL):
     policy = jnp.log(RATIOS) if policy is None else policy
     keep = jnp.ones(3) if keep is None else keep
-    (_, (per_token, metrics)), gradient = jax.value_and_grad(total_loss, has_aux=True)(
+    (_, (per_token, weights, metrics)), gradient = jax.value_and_grad(total_loss, has_aux=True)(
         policy, jnp.zeros(3), jnp.full(3, advantage), keep, mask
     )
+    np.testing.assert_allclose(weights * advantage, -gradient, rtol=1e-6)
     return -per_token, -gradient, metrics["policy/clip_fraction"]
 
 
