@@ -13,7 +13,7 @@ def base() -> ConfigDict:
     config = ConfigDict()
     config.seed = 0  # of parameters, data order and sampling
     config.mode = "local"  # local: trainer and sampler processes | sync: one process, deterministic
-    config.algorithm = "sao"  # a row of jaxrl_single/algorithms/table.py
+    config.algorithm = _sao()
     config.model = _model()
     config.env = _env()
     config.warm_start = _warm_start()
@@ -69,6 +69,25 @@ def shrink(config: ConfigDict) -> None:
     config.rollout.max_in_flight = 8
     config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
     config.checkpoint.every_steps = 2
+
+
+def _sao() -> ConfigDict:
+    """Overrides of a row of jaxrl_single/algorithms/table.py, by the names of its fields."""
+    return ConfigDict(
+        {
+            "name": "sao",  # the row
+            "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
+            "advantage": {
+                "discount": 1.0,  # per action token
+                "lambda_alpha": 1.5,  # policy lambda = 1 - 1 / (alpha x action tokens), at least 0
+                "critic_lambda": 1.0,  # of the critic's target; 1 = realised return
+            },
+            "keep_rule": {
+                "low": 0.3,  # DIS keeps ratios in the open interval (1 - low, 1 + high)
+                "high": 5.0,  # published for mathematics; for coding 0.8 and 3.0
+            },
+        }
+    )
 
 
 def _model() -> ConfigDict:
@@ -132,13 +151,7 @@ def _rl() -> ConfigDict:
         {
             "num_steps": 160,  # policy updates; may be raised on a rerun of the same workdir
             "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
-            "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
             "critic_first": True,  # advantages come from the critic after its update on this batch
-            "discount": 1.0,  # per action token
-            "lambda_alpha": 1.5,  # policy lambda = 1 - 1 / (alpha x action tokens), clamped at 0
-            "critic_lambda": 1.0,  # of the critic's target; 1 = realised return
-            "dis_low": 0.3,  # DIS keeps ratios in the open interval (1 - low, 1 + high)
-            "dis_high": 5.0,  # published for mathematics; for coding 0.8 and 3.0
             "group_size": 1,  # trajectories per task; 1 = single rollout
             "max_staleness": 2,  # older trajectories are dropped when they would be consumed
         }

@@ -1,4 +1,4 @@
-"""SAO's estimator: skip-observation GAE with one lambda for the policy and one for the critic."""
+"""Skip-observation GAE with one lambda for the policy and another for the critic's targets."""
 
 import jax
 
@@ -31,10 +31,43 @@ def critic_gae(
     Returns:
       advantages, returns: [T] float32, stop-gradient, 0 where action_mask is False.
     """
-    arrays = (rewards, values, action_mask, trajectory_index, bootstrap_values)
     lengths = segments.lengths(action_mask, trajectory_index, bootstrap_values.shape[0])
     per_trajectory = length_lambda.length_adaptive_lambda(lengths, alpha=lambda_alpha)
-    policy_lambda = segments.spread(per_trajectory, trajectory_index)
-    advantages, _ = skip_obs_gae.skip_obs_gae(*arrays, discount=discount, lambda_=policy_lambda)
+    return fixed_gae(
+        rewards,
+        values,
+        action_mask,
+        trajectory_index,
+        bootstrap_values,
+        discount=discount,
+        lambda_=segments.spread(per_trajectory, trajectory_index),
+        critic_lambda=critic_lambda,
+    )
+
+
+def fixed_gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    action_mask: jax.Array,
+    trajectory_index: jax.Array,
+    bootstrap_values: jax.Array,
+    *,
+    discount: float,
+    lambda_: jax.Array | float,
+    critic_lambda: float,
+) -> tuple[jax.Array, jax.Array]:
+    """The same with a given lambda for the policy, as in PPO (arXiv 1707.06347).
+
+    Args:
+      rewards, values, action_mask, trajectory_index, bootstrap_values, discount: as for
+        `skip_obs_gae.skip_obs_gae`.
+      lambda_: scalar or [T], in [0, 1].
+      critic_lambda: in [0, 1].
+
+    Returns:
+      advantages, returns: [T], stop-gradient, 0 where action_mask is False.
+    """
+    arrays = (rewards, values, action_mask, trajectory_index, bootstrap_values)
+    advantages, _ = skip_obs_gae.skip_obs_gae(*arrays, discount=discount, lambda_=lambda_)
     _, returns = skip_obs_gae.skip_obs_gae(*arrays, discount=discount, lambda_=critic_lambda)
     return advantages, returns

@@ -10,108 +10,92 @@ To add an algorithm: one function in `advantages/`, `keep_rules/` or `objectives
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_single.algorithms import parts
-from jaxrl_single.algorithms.parts import ADVANTAGES, KEEP_RULES, OBJECTIVES, Part
-from jaxrl_single.ops import reduce
-
-RATIO_REFERENCES = ("rollout", "proximal")
-
-
-@dataclasses.dataclass(frozen=True)
-class Algorithm:
-    """One row.
-
-    Attributes:
-      name: its key in TABLE.
-      paper: title or short name, and arXiv id.
-      advantage: the estimator.
-      keep_rule: gives keep in [0, 1] per token, without the ratio.
-      objective: gives (per_token_loss, weights, metrics).
-      reduction: a key of `reduce.REDUCTIONS`.
-      correction: gives a further stop-gradient weight per token, multiplied into keep.
-      whitening: of the advantages, over the batch.
-      terms: auxiliary losses; each has the hyper-parameter "coefficient".
-      ratio_reference: the log-probs under the objective's ratio, of RATIO_REFERENCES: as recorded
-        by the sampler, or recomputed by the trainer before the first update on the batch.
-      num_critic_steps: critic updates per policy update; 0 without a critic.
-      num_policy_epochs: passes over a batch.
-      num_minibatches: policy updates per pass.
-      fixed_length: tokens, for the reduction "fixed_length".
-    """
-
-    name: str
-    paper: str
-    advantage: Part
-    keep_rule: Part
-    objective: Part
-    reduction: str
-    correction: Part | None = None
-    whitening: Part | None = None
-    terms: Mapping[str, Part] = dataclasses.field(default_factory=dict)
-    ratio_reference: str = "rollout"
-    num_critic_steps: int = 0
-    num_policy_epochs: int = 1
-    num_minibatches: int = 1
-    fixed_length: int = 0
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Names of all arrays that its parts read."""
-        names = {name for _, part in each_part(self) for name in part.reads}
-        return frozenset(names | ({"proximal_logprobs"} if self._reads_proximal else set()))
-
-    @property
-    def _reads_proximal(self) -> bool:
-        return self.ratio_reference == "proximal"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """What a batch must hold beyond every trajectory's own record, of NEEDS."""
-        return tuple(need for need, names in NEEDS.items() if self.reads & names)
-
-    @property
-    def needs_critic(self) -> bool:
-        """Whether values are read and a critic is trained."""
-        return "values" in self.reads
-
-    @property
-    def couples(self) -> bool:
-        """Whether the loss at a token depends on the log-probs of other tokens."""
-        found = [self.keep_rule, self.objective, *self.terms.values()]
-        found += [self.correction] if self.correction else []
-        return bool(self.terms) or any(part.couples or part.init for part in found)
-
-
-NEEDS: dict[str, frozenset[str]] = {
-    "critic": frozenset({"values"}),
-    "groups": frozenset({"group"}),
-    "tasks": frozenset({"task"}),
-    "proximal": frozenset({"proximal_logprobs", "engine_log_ratio"}),
-    "reference": frozenset({"ref_logprobs"}),
-    "entropies": frozenset({"entropies"}),
-    "aux": frozenset({"aux_rollout_logprobs", "aux_policy_logprobs"}),
-    "topk": frozenset({"topk_rollout_logprobs", "topk_policy_logprobs"}),
-    "full": frozenset({"full_rollout_logprobs", "full_policy_logprobs"}),
-    "preference": frozenset({"preference"}),
-    "prompt value": frozenset({"prompt_value"}),
-    "gold answer": frozenset({"gold_logprobs"}),
-    "forks": frozenset({"parent"}),
-    "states": frozenset({"state_key"}),
-}
+from jaxrl_single.algorithms import row as row_lib
+from jaxrl_single.algorithms.parts import (
+    ADVANTAGES,
+    CORRECTIONS,
+    KEEP_RULES,
+    OBJECTIVES,
+    TERMS,
+    WHITENINGS,
+)
+from jaxrl_single.algorithms.row import Algorithm
 
 _ROWS = (
     Algorithm(
         name="sao",
-        paper="Single-rollout Asynchronous Optimization, arXiv 2607.07508",
+        paper="SAO, arXiv 2607.07508",
         advantage=ADVANTAGES["critic_gae"],
         keep_rule=KEEP_RULES["dis"],
         objective=OBJECTIVES["sao"],
         reduction="token_mean",
         num_critic_steps=2,
+    ),
+    Algorithm(
+        name="sao_step_average",
+        paper="SAO, arXiv 2607.07508, appendix A.1",
+        advantage=ADVANTAGES["step_average"],
+        keep_rule=KEEP_RULES["dis"],
+        objective=OBJECTIVES["sao"],
+        reduction="token_mean",
+        num_critic_steps=2,
+    ),
+    Algorithm(
+        name="sao_step_last",
+        paper="SAO, arXiv 2607.07508, appendix A.1",
+        advantage=ADVANTAGES["step_last"],
+        keep_rule=KEEP_RULES["dis"],
+        objective=OBJECTIVES["sao"],
+        reduction="token_mean",
+        num_critic_steps=2,
+    ),
+    Algorithm(
+        name="vapo",
+        paper="VAPO, arXiv 2504.05118",
+        advantage=ADVANTAGES["critic_gae"].having(lambda_alpha=0.05),
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"].having(low=0.2, high=0.28),
+        reduction="token_mean",
+        terms={"positive_nll": TERMS["positive_nll"]},
+        num_critic_steps=1,
+    ),
+    Algorithm(
+        name="ppo",
+        paper="PPO, arXiv 1707.06347",
+        advantage=ADVANTAGES["fixed_gae"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="token_mean",
+        whitening=WHITENINGS["tokens"],
+        ratio_reference="proximal",
+        num_minibatches=4,
+        num_critic_steps=1,
+    ),
+    Algorithm(
+        name="decoupled_ppo",
+        paper="Batch size-invariance for policy optimization, arXiv 2110.00641",
+        advantage=ADVANTAGES["fixed_gae"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="token_mean",
+        correction=CORRECTIONS["engine_tis"],
+        whitening=WHITENINGS["tokens"],
+        ratio_reference="proximal",
+        num_minibatches=4,
+        num_critic_steps=1,
+    ),
+    Algorithm(
+        name="rlef",
+        paper="RLEF, arXiv 2410.02089",
+        advantage=ADVANTAGES["turn_level"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="token_mean",
+        terms={"reference_kl": TERMS["reference_kl"].having(coefficient=0.05)},
+        num_critic_steps=1,
     ),
     Algorithm(
         name="reinforce",
@@ -122,32 +106,237 @@ _ROWS = (
         reduction="token_mean",
     ),
     Algorithm(
+        name="running_mean",
+        paper="SAO, arXiv 2607.07508, ablation of the critic",
+        advantage=ADVANTAGES["running_mean"],
+        keep_rule=KEEP_RULES["dis"],
+        objective=OBJECTIVES["sao"],
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="spo",
+        paper="SPO, arXiv 2509.13232",
+        advantage=ADVANTAGES["spo"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"].having(low=0.2, high=0.28),
+        reduction="token_mean",
+        whitening=WHITENINGS["trajectories"],
+    ),
+    Algorithm(
+        name="flash_reinforce",
+        paper="FlashREINFORCE (NVIDIA, 2026)",
+        advantage=ADVANTAGES["batch_mean"],
+        keep_rule=KEEP_RULES["flash_trust_region"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="flash_token_mean",
+        paper="FlashREINFORCE (NVIDIA, 2026), ablation",
+        advantage=ADVANTAGES["batch_mean"],
+        keep_rule=KEEP_RULES["flash_trust_region"],
+        objective=OBJECTIVES["sao"],
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="flash_constant_length",
+        paper="FlashREINFORCE (NVIDIA, 2026), ablation",
+        advantage=ADVANTAGES["batch_mean"],
+        keep_rule=KEEP_RULES["flash_trust_region"],
+        objective=OBJECTIVES["sao"],
+        reduction="fixed_length",
+        fixed_length=1024,
+    ),
+    Algorithm(
+        name="flash_no_is",
+        paper="FlashREINFORCE (NVIDIA, 2026), ablation",
+        advantage=ADVANTAGES["batch_mean"],
+        keep_rule=KEEP_RULES["flash_trust_region"],
+        objective=OBJECTIVES["score"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="flash_no_trust",
+        paper="FlashREINFORCE (NVIDIA, 2026), ablation",
+        advantage=ADVANTAGES["batch_mean"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="klpo",
+        paper="KLPO, arXiv 2610.08963, token route",
+        advantage=ADVANTAGES["reward"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["klpo"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
+        name="klpo_sequence",
+        paper="KLPO, arXiv 2610.08963, sequence route",
+        advantage=ADVANTAGES["reward"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["klpo_sequence"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
+        name="bellman_bpo",
+        paper="Bellman BPO, arXiv 2609.15987, practical form",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["omega_mask"],
+        objective=OBJECTIVES["bellman_bpo"],
+        reduction="sequence_mean",
+        num_minibatches=8,
+    ),
+    Algorithm(
+        name="bellman_bpo_exact",
+        paper="Bellman BPO, arXiv 2609.15987, exact form",
+        advantage=ADVANTAGES["reward_minus_prompt_value"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["bellman_bpo_exact"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
+        name="rebel",
+        paper="REBEL, arXiv 2404.16767",
+        advantage=ADVANTAGES["reward"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["rebel"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
+        name="sppo",
+        paper="SPPO, arXiv 2405.00675",
+        advantage=ADVANTAGES["reward"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["sppo"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
+        name="gpo",
+        paper="General Preference Optimization, arXiv 2410.02197",
+        advantage=ADVANTAGES["reward"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["gpo"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
         name="grpo",
-        paper="DeepSeekMath, arXiv 2402.03300",
+        paper="GRPO, arXiv 2402.03300",
         advantage=ADVANTAGES["group_normalised"],
         keep_rule=KEEP_RULES["none"],
         objective=OBJECTIVES["ppo_clip"],
         reduction="sequence_mean",
     ),
+    Algorithm(
+        name="grpo_clip_higher",
+        paper="DAPO, arXiv 2503.14476",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"].having(high=0.28),
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="grpo_dis",
+        paper="SAO, arXiv 2607.07508, ablation of the single rollout",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["dis"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="dr_grpo",
+        paper="Dr. GRPO, arXiv 2503.20783",
+        advantage=ADVANTAGES["group_mean"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="fixed_length",
+        fixed_length=1024,
+    ),
+    Algorithm(
+        name="rloo",
+        paper="RLOO, arXiv 2402.14740",
+        advantage=ADVANTAGES["leave_one_out"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_sum",
+    ),
+    Algorithm(
+        name="gspo",
+        paper="GSPO, arXiv 2507.18071",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["gspo"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="cispo",
+        paper="CISPO, arXiv 2506.13585",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["cispo"],
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="sapo",
+        paper="Soft Adaptive Policy Optimization, arXiv 2511.20347",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["soft_gate"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="icepop",
+        paper="IcePop, arXiv 2510.18855",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["icepop"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="sequence_mean",
+        correction=CORRECTIONS["engine_ratio"],
+        ratio_reference="proximal",
+    ),
+    Algorithm(
+        name="kpop",
+        paper="KPop (Ring-1T notes, 2025)",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["kpop"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="estr",
+        paper="ESTR, arXiv 2607.22186",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["estr"],
+        objective=OBJECTIVES["sao"],
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="m2po",
+        paper="M2PO, arXiv 2510.01161",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["m2po"],
+        objective=OBJECTIVES["sao"],
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="dppo",
+        paper="DPPO, arXiv 2602.04879",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["dppo_tv"],
+        objective=OBJECTIVES["cispo"].having(high=19.0),
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="trm",
+        paper="Trust region masking, arXiv 2512.23075",
+        advantage=ADVANTAGES["group_normalised"],
+        keep_rule=KEEP_RULES["trm"],
+        objective=OBJECTIVES["sao"],
+        reduction="sequence_mean",
+    ),
 )
 TABLE: dict[str, Algorithm] = {row.name: row for row in _ROWS}
-
-_CHOICES: dict[str, Mapping[str, Part]] = {
-    "advantage": parts.ADVANTAGES,
-    "whitening": parts.WHITENINGS,
-    "keep_rule": parts.KEEP_RULES,
-    "correction": parts.CORRECTIONS,
-    "objective": parts.OBJECTIVES,
-}
-_OPTIONAL = ("whitening", "correction")  # "" leaves them out
-_SETTINGS = (
-    "reduction",
-    "ratio_reference",
-    "num_critic_steps",
-    "num_policy_epochs",
-    "num_minibatches",
-    "fixed_length",
-)
 
 
 def get(name: str, overrides: Mapping[str, Any] | None = None) -> Algorithm:
@@ -158,7 +347,7 @@ def get(name: str, overrides: Mapping[str, Any] | None = None) -> Algorithm:
       overrides: by dotted name. "keep_rule": another part by its name in `parts.py`, with its
         published constants; "keep_rule.low": a hyper-parameter; "terms": comma list of auxiliary
         losses; "terms.positive_nll.coefficient"; "reduction", "num_minibatches" and so on.
-        Fields are replaced before hyper-parameters, whatever the order.
+        Parts are replaced before hyper-parameters, whatever the order.
 
     Raises:
       ValueError: unknown name, field, hyper-parameter, part or choice, or a value of another type;
@@ -166,98 +355,4 @@ def get(name: str, overrides: Mapping[str, Any] | None = None) -> Algorithm:
     """
     if name not in TABLE:
         raise ValueError(f"unknown algorithm {name!r}; known are {sorted(TABLE)}")
-    algorithm = TABLE[name]
-    overrides = dict(overrides or {})
-    for key in [key for key in overrides if key in _CHOICES or key == "terms"]:
-        algorithm = _replace_part(algorithm, key, overrides.pop(key))
-    known = hyperparameters(algorithm)
-    for key, value in overrides.items():
-        if key not in known:
-            raise ValueError(f"algorithm {name!r} has no field {key!r}; it has {sorted(known)}")
-        algorithm = _set(algorithm, key, _typed(key, value, known[key]))
-    _check(algorithm)
-    return algorithm
-
-
-def each_part(algorithm: Algorithm) -> Iterator[tuple[str, Part]]:
-    """Its parts with their dotted names."""
-    for field in _CHOICES:
-        part = getattr(algorithm, field)
-        if part is not None:
-            yield field, part
-    for name, part in algorithm.terms.items():
-        yield f"terms.{name}", part
-
-
-def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
-    """All settings and hyper-parameters of a row by dotted name, with the value that they have."""
-    values = {name: getattr(algorithm, name) for name in _SETTINGS}
-    for field, part in each_part(algorithm):
-        values |= {f"{field}.{key}": value for key, value in part.hyperparameters.items()}
-    return values
-
-
-def _replace_part(algorithm: Algorithm, field: str, choice: str) -> Algorithm:
-    if field == "terms":
-        names = [name.strip() for name in choice.split(",") if name.strip()]
-        return dataclasses.replace(
-            algorithm, terms={name: _part("terms", parts.TERMS, name) for name in names}
-        )
-    if field in _OPTIONAL and not choice:
-        return dataclasses.replace(algorithm, **{field: None})
-    return dataclasses.replace(algorithm, **{field: _part(field, _CHOICES[field], choice)})
-
-
-def _part(field: str, known: Mapping[str, Part], name: str) -> Part:
-    if name not in known:
-        raise ValueError(f"unknown {field} {name!r}; known are {sorted(known)}")
-    return known[name]
-
-
-def _set(algorithm: Algorithm, key: str, value: Any) -> Algorithm:
-    if key in _SETTINGS:
-        return dataclasses.replace(algorithm, **{key: value})
-    field, _, name = key.rpartition(".")
-    if field in _CHOICES:
-        part = getattr(algorithm, field).having(**{name: value})
-        return dataclasses.replace(algorithm, **{field: part})
-    term = field.removeprefix("terms.")
-    changed = algorithm.terms[term].having(**{name: value})
-    return dataclasses.replace(algorithm, terms={**algorithm.terms, term: changed})
-
-
-def _typed(key: str, value: Any, default: Any) -> Any:
-    """`value` as the type of the default; int is welcome where a float is expected."""
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not type(default):
-        raise ValueError(
-            f"{key} is {value!r}, a {type(value).__name__}; expected a {type(default).__name__} "
-            f"such as {default!r}"
-        )
-    return value
-
-
-def _check(algorithm: Algorithm) -> None:
-    _check_choice(algorithm, "reduction", tuple(reduce.REDUCTIONS))
-    _check_choice(algorithm, "ratio_reference", RATIO_REFERENCES)
-    for field, part in each_part(algorithm):
-        kernel = part.hyperparameters.get("kernel")
-        if part.kernels and kernel not in part.kernels:
-            raise ValueError(
-                f"algorithm {algorithm.name!r}: {field}.kernel is {kernel!r}, allowed are "
-                f"{sorted(part.kernels)}"
-            )
-    if algorithm.needs_critic and algorithm.num_critic_steps < 1:
-        raise ValueError(
-            f"algorithm {algorithm.name!r} reads a critic's values, so num_critic_steps must be at "
-            f"least 1; it is {algorithm.num_critic_steps}"
-        )
-
-
-def _check_choice(algorithm: Algorithm, field: str, allowed: tuple[str, ...]) -> None:
-    value = getattr(algorithm, field)
-    if value not in allowed:
-        raise ValueError(
-            f"algorithm {algorithm.name!r}: {field} is {value!r}, allowed are {sorted(allowed)}"
-        )
+    return row_lib.override(TABLE[name], overrides or {})

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_single.algorithms import arrays as arrays_lib
-from jaxrl_single.algorithms import diagnostics, parts, table
+from jaxrl_single.algorithms import diagnostics, parts
+from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.ops import masked, reduce, segments
 
 State = dict[str, Any]  # of stateful parts by the name of their field; a checkpointed pytree
@@ -41,7 +42,7 @@ class PolicyAux:
     state: State
 
 
-def init_state(algorithm: table.Algorithm, *, num_tasks: int) -> State:
+def init_state(algorithm: row_lib.Algorithm, *, num_tasks: int) -> State:
     """The state of stateful parts before the first update, part of the train state.
 
     Args:
@@ -53,7 +54,7 @@ def init_state(algorithm: table.Algorithm, *, num_tasks: int) -> State:
 
 
 def reduction_inputs(
-    algorithm: table.Algorithm,
+    algorithm: row_lib.Algorithm,
     loss_mask: jax.Array,
     trajectory_index: jax.Array,
     num_trajectories: int,
@@ -81,7 +82,7 @@ def reduction_inputs(
 
 
 def advantages(
-    algorithm: table.Algorithm, arrays: arrays_lib.AdvantageArrays, state: State
+    algorithm: row_lib.Algorithm, arrays: arrays_lib.AdvantageArrays, state: State
 ) -> AdvantageOutput:
     """Advantages and critic targets of the whole batch. All outputs are stop-gradient.
 
@@ -109,7 +110,7 @@ def advantages(
 
 
 def policy_loss(
-    algorithm: table.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
+    algorithm: row_lib.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
 ) -> tuple[jax.Array, PolicyAux]:
     """The share of one micro-batch in the loss of the update; shares and metrics are to be summed.
 
@@ -128,10 +129,9 @@ def policy_loss(
     if algorithm.correction is not None:
         keep = keep * _call(algorithm, "correction", available, state)[0]
     available["keep"] = jax.lax.stop_gradient(keep)
-    for_objective = dict(available)
-    if algorithm.ratio_reference == "proximal":
-        for_objective["rollout_logprobs"] = available["proximal_logprobs"]
-    (per_token, weights, metrics), state = _call(algorithm, "objective", for_objective, state)
+    under_ratio = {"rollout_logprobs": _denominators_of_ratio(algorithm, available)}
+    result, state = _call(algorithm, "objective", available | under_ratio, state)
+    per_token, weights, metrics = result
     loss = reduce.REDUCTIONS[algorithm.reduction](
         per_token,
         mask,
@@ -146,15 +146,16 @@ def policy_loss(
 
 
 def score_coefficients(
-    algorithm: table.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
-) -> dict[str, jax.Array]:
+    algorithm: row_lib.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
+) -> tuple[dict[str, jax.Array], jax.Array, PolicyAux]:
     """Minus the gradient of the loss with respect to each model output that the batch holds.
 
     That of "policy_logprobs" is how strongly the update pushes each token up (> 0) or down (< 0).
     These coefficients are all that distinguishes one algorithm from another.
 
     Returns:
-      By the names `arrays.DIFFERENTIABLE`, each of the shape of its array.
+      coefficients: by the names `arrays.DIFFERENTIABLE`, each of the shape of its array.
+      loss, aux: as from `policy_loss`.
     """
     outputs = {
         name: array
@@ -163,9 +164,10 @@ def score_coefficients(
     }
 
     def loss(outputs):
-        return policy_loss(algorithm, dataclasses.replace(arrays, **outputs), state)[0]
+        return policy_loss(algorithm, dataclasses.replace(arrays, **outputs), state)
 
-    return jax.tree.map(jnp.negative, jax.grad(loss)(outputs))
+    (value, aux), slopes = jax.value_and_grad(loss, has_aux=True)(outputs)
+    return jax.tree.map(jnp.negative, slopes), value, aux
 
 
 def _derived(arrays: arrays_lib.PolicyArrays) -> dict[str, Any]:
@@ -181,6 +183,17 @@ def _derived(arrays: arrays_lib.PolicyArrays) -> dict[str, Any]:
         "engine_log_ratio": jax.lax.stop_gradient(engine),
         "num_trajectories": arrays.valid.shape[0],
     }
+
+
+def _denominators_of_ratio(algorithm: row_lib.Algorithm, available: dict[str, Any]) -> jax.Array:
+    if algorithm.ratio_reference == "rollout":
+        return available["rollout_logprobs"]
+    if "proximal_logprobs" not in available:
+        raise ValueError(
+            f"algorithm {algorithm.name!r}: ratio_reference is 'proximal', and this batch holds no "
+            "proximal_logprobs"
+        )
+    return available["proximal_logprobs"]
 
 
 def _term(algorithm, name: str, term: parts.Part, available: dict[str, Any]):
@@ -203,7 +216,7 @@ def _diagnostics(available, weights, mask) -> diagnostics.Metrics:
 
 
 def _call(
-    algorithm: table.Algorithm, field: str, available: dict[str, Any], state: State
+    algorithm: row_lib.Algorithm, field: str, available: dict[str, Any], state: State
 ) -> tuple[Any, State]:
     """Calls a part with the arrays that its signature names: (result, state after it)."""
     part = getattr(algorithm, field)
@@ -215,7 +228,7 @@ def _call(
 
 
 def _arrays_of(
-    algorithm: table.Algorithm, field: str, part: parts.Part, available: dict[str, Any]
+    algorithm: row_lib.Algorithm, field: str, part: parts.Part, available: dict[str, Any]
 ) -> list[Any]:
     missing = [name for name in part.reads if name not in available]
     if missing:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from jaxrl_single import types
 from jaxrl_single.data import token_batch
 
+NUM_TASK_NUMBERS = 1 << 16  # size of the tables that keep something per task
 ON_LIMIT = ("terminal", "bootstrap", "mask")
 
 _COPIED = {  # per-token arrays taken from the trajectory as they are, and their dtype
@@ -40,6 +43,7 @@ def pack(
     rows_per_micro_batch: int,
     row_buckets: Sequence[int],
     on_limit: str,
+    recorded: Mapping[str, int] = MappingProxyType({}),
 ) -> token_batch.TokenBatch:
     """Packs trajectories into a TokenBatch of numpy arrays.
 
@@ -58,6 +62,8 @@ def pack(
       on_limit: what a trajectory cut by a limit (`truncated` and not `terminated`) means:
         "terminal" it ended there; "bootstrap" the critic's value stands for the rest;
         "mask" its tokens do not enter the loss.
+      recorded: width by name of the types.ACTION_FIELDS that the batch holds; see
+        `types.Record.widths`. What else the trajectories hold is left out.
 
     Raises:
       ValueError: what does not fit or may not be trained; names the config field to change.
@@ -70,13 +76,28 @@ def pack(
         )
     for trajectory in trajectories:
         _check_trainable(trajectory)
+        _check_recorded(trajectory, recorded)
     rows = _fill_rows(trajectories, row_length)
     num_rows = _bucket(len(rows), row_buckets, row_length)
     arrays = _token_arrays(trajectories, rows, num_rows, row_length, on_limit)
     facts = _trajectory_arrays(trajectories, arrays, num_trajectories, on_limit)
-    shape = (num_rows // rows_per_micro_batch, rows_per_micro_batch, row_length)
-    tokens = {name: array.reshape(shape) for name, array in arrays.items() if name != "source"}
+    arrays |= _recorded_arrays(trajectories, arrays, recorded)
+    shape = (num_rows // rows_per_micro_batch, rows_per_micro_batch)
+    tokens = {
+        name: array.reshape(shape + array.shape[1:])
+        for name, array in arrays.items()
+        if name != "source"
+    }
     return token_batch.TokenBatch(**tokens, **facts)
+
+
+def task_number(task_id: str) -> int:
+    """A number below NUM_TASK_NUMBERS, the same in every batch and run.
+
+    Of a thousand tasks about one in seventy shares its number, and so what is kept about it, with
+    another; in exchange nothing has to be remembered about ids.
+    """
+    return zlib.crc32(task_id.encode()) % NUM_TASK_NUMBERS
 
 
 def _check_settings(num_trajectories, rows_per_micro_batch, row_buckets, on_limit) -> None:
@@ -105,6 +126,16 @@ def _check_trainable(trajectory: types.Trajectory) -> None:
         raise ValueError(
             f"{where}: token {at} opens a segment and is an action, so nothing precedes it that "
             "the policy could have read; a segment must begin with a token of its context"
+        )
+
+
+def _check_recorded(trajectory: types.Trajectory, recorded: Mapping[str, int]) -> None:
+    held = {name: array.shape[1] for name, array in trajectory.action_arrays.items()}
+    lacking = {name: width for name, width in recorded.items() if held.get(name) != width}
+    if lacking:
+        raise ValueError(
+            f"trajectory {trajectory.run_id}/{trajectory.key} lacks {lacking} (name: width), which "
+            f"the algorithm reads; its sampler recorded {held}"
         )
 
 
@@ -192,6 +223,20 @@ def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: 
     return arrays
 
 
+def _recorded_arrays(trajectories, arrays, recorded: Mapping[str, int]):
+    """Rows of ACTION_FIELDS on the action tokens, [num_rows, row_length, width]; 0 elsewhere."""
+    # The stream holds the tokens of a trajectory in order, so its action tokens are in order too.
+    source = np.where(arrays["action_mask"], arrays["source"], -1)
+    found = {
+        name: np.zeros((*source.shape, width), types.ACTION_FIELDS[name])
+        for name, width in recorded.items()
+    }
+    for number, trajectory in enumerate(trajectories):
+        for name, array in found.items():
+            array[source == number] = getattr(trajectory, name)
+    return found
+
+
 def _segments(segment_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers the segments 1, 2, ... and the tokens of each 0, 1, ..."""
     opens = np.diff(segment_ids, prepend=segment_ids[0] - 1) != 0
@@ -219,7 +264,7 @@ def _trajectory_arrays(trajectories, arrays, num_trajectories: int, on_limit: st
     return {
         "reward": column([trajectory.reward for trajectory in ordered], np.float32),
         "group": column(_numbered([t.group_id for t in ordered]), np.int32, fill=-1),
-        "task": column(_numbered([t.task_id for t in ordered]), np.int32, fill=-1),
+        "task": column([task_number(t.task_id) for t in ordered], np.int32, fill=-1),
         "terminated": valid & ~bootstrap,
         "bootstrap": bootstrap,
         "length": column([trajectory.num_actions for trajectory in ordered], np.int32),

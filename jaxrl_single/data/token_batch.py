@@ -41,7 +41,8 @@ class TokenBatch:
 
     Per trajectory [N]:
       reward: f32, sum over the episode.
-      group, task: i32, the same number = the same group (task) within the batch, else -1.
+      group: i32, the same number = the same group within the batch, else -1.
+      task: i32, the same number = the same task, in every batch; -1 where not valid.
       terminated: bool, nothing comes after the last token (after `on_limit`).
       bootstrap: bool, the value after the last token stands for what would have come.
       length: i32, action tokens.
@@ -50,7 +51,9 @@ class TokenBatch:
       valid: bool, the slot holds a trajectory.
 
     Optional per token, None when the algorithm does not ask for them: proximal_logprobs,
-    ref_logprobs [M, B, T]; aux, topk, expert_ids with further axes.
+    ref_logprobs [M, B, T]; and what the sampler recorded on action tokens, 0 elsewhere (see
+    types.Record): aux_tokens, aux_logprobs [M, B, T, draws], topk_tokens, topk_logprobs
+    [M, B, T, likeliest], full_logprobs [M, B, T, V]; expert_ids with further axes.
     """
 
     tokens: Array
@@ -76,8 +79,11 @@ class TokenBatch:
     valid: Array
     proximal_logprobs: Array | None = None
     ref_logprobs: Array | None = None
-    aux: Array | None = None
-    topk: Array | None = None
+    aux_tokens: Array | None = None
+    aux_logprobs: Array | None = None
+    topk_tokens: Array | None = None
+    topk_logprobs: Array | None = None
+    full_logprobs: Array | None = None
     expert_ids: Array | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import sys
@@ -29,6 +30,7 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
     try:
         check_config.check(config)
         _check_world(config)
+        _check_algorithm(config)
         plan = _plan_devices(config)
         paths, _ = workdir.create(root)
         with lock.hold(paths) as reclaimed:
@@ -54,6 +56,7 @@ def dry_run(config: ml_collections.ConfigDict) -> int:
     try:
         check_config.check(config)
         _check_world(config)
+        _check_algorithm(config)
         from jaxrl_single.stages import plan  # imports jax
 
         print(plan.describe(config))
@@ -74,6 +77,15 @@ def _check_world(config: ml_collections.ConfigDict) -> None:
             spec.make_tasks(section, split, config.seed)[0]
     except (ValueError, OSError) as error:
         raise check_config.ConfigError(f"env: {error}") from error
+
+
+def _check_algorithm(config: ml_collections.ConfigDict) -> None:
+    from jaxrl_single.stages import build  # imports jax, and touches no device
+
+    try:
+        build.algorithm(config)
+    except ValueError as error:
+        raise check_config.ConfigError(f"algorithm: {error}") from error
 
 
 def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
@@ -120,6 +132,9 @@ def _run_sync(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> int:
     os.environ.update(_cache_env())
     from jaxrl_single.stages import trainer_process  # imports jax
 
+    # The screen belongs to the display; there is no second process with a log file of its own.
+    for name in (None, "absl"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     display = progress.Display(paths)
     with display:
         return child_process.guarded(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import ml_collections
 import optax
 
 from jaxrl_single import types
+from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import table as algorithm_table
+from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, token_batch
 from jaxrl_single.envs import base, chat
 from jaxrl_single.envs import table as env_table
@@ -76,18 +79,31 @@ def models(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[api.Poli
     return api.build_policy(shape), api.build_critic(shape)
 
 
-def algorithm(config: ml_collections.ConfigDict) -> algorithm_table.Algorithm:
-    """The row of the table with the config's hyper-parameters.
-
-    Fields of `config.rl` that the row does not know belong to other algorithms and are left out.
+def algorithm(config: ml_collections.ConfigDict) -> row_lib.Algorithm:
+    """The row of the table with the hyper-parameters of `config.algorithm`.
 
     Raises:
-      ValueError: unknown algorithm.
+      ValueError: unknown algorithm, field, hyper-parameter or value.
     """
-    row = algorithm_table.get(config.algorithm)
-    known = algorithm_table.hyperparameters(row)
-    overrides = {name: value for name, value in config.rl.to_dict().items() if name in known}
-    return algorithm_table.get(config.algorithm, overrides)
+    fields = dict(config.algorithm)
+    name = fields.pop("name")
+    return algorithm_table.get(name, dict(_dotted(fields)))
+
+
+def algorithm_state(row: row_lib.Algorithm) -> update_lib.State:
+    """What its stateful parts keep, before the first batch."""
+    return update_lib.init_state(row, num_tasks=packing.NUM_TASK_NUMBERS)
+
+
+def _dotted(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested fields as {"keep_rule.low": ...}; "name" inside a section chooses the part itself."""
+    for name, value in fields.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            yield from _dotted(value, f"{prefix}{name}.")
+        elif prefix and name == "name":
+            yield prefix[:-1], value
+        else:
+            yield prefix + name, value
 
 
 def optimizer(

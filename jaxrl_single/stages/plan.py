@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import ml_collections
 
-from jaxrl_single.algorithms import table as algorithm_table
+from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.stages import build
 from jaxrl_single.trainer import optim
 
@@ -22,17 +22,17 @@ def describe(config: ml_collections.ConfigDict) -> str:
         shapes = jax.eval_shape(critic.init, jax.random.key(0))
         labels = optim.label(shapes, tuple(config.critic.rules))
         parts += ["critic parameters during RL", _indent(optim.table(shapes, labels))]
-    parts += [f"algorithm {config.algorithm}", _indent(_hyperparameters(algorithm))]
+    parts += [f"algorithm {algorithm.name}", _indent(_hyperparameters(algorithm))]
     parts += ["plan", _indent("\n".join(_stages(config, algorithm)))]
     return "\n".join(parts)
 
 
-def _hyperparameters(algorithm: algorithm_table.Algorithm) -> str:
-    values = algorithm_table.hyperparameters(algorithm)
+def _hyperparameters(algorithm: row_lib.Algorithm) -> str:
+    values = row_lib.hyperparameters(algorithm)
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
-def _stages(config: ml_collections.ConfigDict, algorithm: algorithm_table.Algorithm) -> list[str]:
+def _stages(config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm) -> list[str]:
     warm, value, rl, batch = config.warm_start, config.value_pretraining, config.rl, config.batch
     lines = [
         f"1. warm start: {warm.num_steps} supervised steps of {warm.batch_size} demonstrations "

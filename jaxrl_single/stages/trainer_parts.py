@@ -13,7 +13,7 @@ import ml_collections
 
 from jaxrl_single import store as store_lib
 from jaxrl_single import workdir
-from jaxrl_single.algorithms import table
+from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.data import prompts, tickets, token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
@@ -65,7 +65,7 @@ def placement(config: ml_collections.ConfigDict) -> Placement:
 
 def optimizers(
     config: ml_collections.ConfigDict,
-    algorithm: table.Algorithm,
+    algorithm: row_lib.Algorithm,
     policy_params: api.Params,
     critic_params: api.Params,
 ) -> tuple[optim.Optimizer, optim.Optimizer | None]:
@@ -79,7 +79,7 @@ def optimizers(
 
 def train_step(
     config: ml_collections.ConfigDict,
-    algorithm: table.Algorithm,
+    algorithm: row_lib.Algorithm,
     policy: api.Policy,
     critic: api.Critic,
     *,

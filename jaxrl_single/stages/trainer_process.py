@@ -20,7 +20,6 @@ import ml_collections
 
 from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import workdir
-from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import ticket_files
 from jaxrl_single.models import api
 from jaxrl_single.stages import (
@@ -170,8 +169,8 @@ class Trainer:
             section,
             self.pack,
             batch_size=self.config.batch.num_trajectories,
-            discount=self.config.rl.discount,
-            critic_lambda=self.config.rl.critic_lambda,
+            discount=self.algorithm.advantage.hyperparameters["discount"],
+            critic_lambda=self.algorithm.advantage.hyperparameters["critic_lambda"],
             seed=self.config.seed,
             report=functools.partial(self._report, purpose, section.max_steps),
         )
@@ -245,7 +244,8 @@ class Trainer:
             critic_params if critic_optimizer else {},
             policy_optimizer=policy_optimizer,
             critic_optimizer=critic_optimizer,
-            algorithm_state=update_lib.init_state(self.algorithm),
+            reference_params=policy_params if "ref_logprobs" in self.algorithm.reads else {},
+            algorithm_state=build.algorithm_state(self.algorithm),
             key=jax.random.key(self.config.seed),
         )
         return self.placement.state(state)

@@ -18,9 +18,7 @@ POSITIVE = (
     "env.max_turns",
     "env.max_turn_tokens",
     "env.max_tokens",
-    "rl.num_critic_steps",
     "rl.group_size",
-    "rl.lambda_alpha",
     "batch.num_trajectories",
     "batch.row_length",
     "batch.rows_per_micro_batch",
@@ -80,8 +78,6 @@ def _ranges(config: ConfigDict) -> Iterator[str]:
         yield f"warm_start.mistake_rate is {config.warm_start.mistake_rate}, must be in [0, 1]"
     if not 0 < config.value_pretraining.held_out_fraction < 1:
         yield "value_pretraining.held_out_fraction must lie between 0 and 1"
-    if not 0 < config.rl.discount <= 1:
-        yield f"rl.discount is {config.rl.discount}, must be in (0, 1]"
 
 
 def _batch_sizes(config: ConfigDict) -> Iterator[str]:

@@ -11,6 +11,7 @@ Both are 0 where nothing precedes: at the first token of a segment and on paddin
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import chex
@@ -22,30 +23,65 @@ from jaxrl_single.models import api
 from jaxrl_single.ops import logprobs as logprob_ops
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PolicyOutputs:
+    """What the policy says about each token of a micro-batch, at the token's temperature.
+
+    At least float32, and 0 where nothing precedes the token. Gradients flow through all of them.
+
+    Attributes:
+      logprobs: [B, T], of the token.
+      entropies: [B, T], nats, of the distribution that it was drawn from.
+      aux_logprobs: [B, T, M], of the batch's aux_tokens; None without them.
+      topk_logprobs: [B, T, K], of its topk_tokens; None without them.
+      full_logprobs: [B, T, V], whole rows; None unless the batch holds full_logprobs.
+    """
+
+    logprobs: jax.Array
+    entropies: jax.Array
+    aux_logprobs: jax.Array | None = None
+    topk_logprobs: jax.Array | None = None
+    full_logprobs: jax.Array | None = None
+
+
 def policy_forward(
     policy: api.Policy, params: dict[str, Any], micro: token_batch.TokenBatch, *, chunk: int
-) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of each token, and entropy of the distribution that it was drawn from.
+) -> PolicyOutputs:
+    """Log-probs of each token, and of what the sampler recorded beside it.
 
     Args:
       policy: the model.
-      params: of the policy; gradients flow to them through the log-probs only.
+      params: of the policy.
       micro: a micro-batch, per-token arrays [B, T].
-      chunk: tokens per row whose logits exist at one time.
-
-    Returns:
-      logprobs, entropies: [B, T] float32 at the temperature of the token, entropies in nats.
+      chunk: tokens per row whose logits exist at one time (with full_logprobs: those of all tokens
+        do).
     """
     chex.assert_rank(micro.tokens, 2)
     hidden = policy.hidden(params, micro.tokens, micro.positions, micro.segment_ids)
     # The small arrays move left to meet the hidden states, instead of [B, T, D] moving right.
     follows = _left(_has_predecessor(micro.segment_ids), fill=False)
-    targets = jnp.where(follows, _left(micro.tokens, fill=0), 0)
     temperature = jnp.where(follows, _left(micro.temperature, fill=1), 1)
-    logprobs, entropies = logprob_ops.token_logprobs(
-        hidden, policy.unembedding(params), targets, temperature, chunk=chunk
+    asked = {
+        "logprobs": micro.tokens[..., None],
+        "aux_logprobs": micro.aux_tokens,
+        "topk_logprobs": micro.topk_tokens,
+    }
+    ids = {
+        name: jnp.where(follows[..., None], _left(tokens, fill=0), 0)
+        for name, tokens in asked.items()
+        if tokens is not None
+    }
+    if micro.full_logprobs is not None:
+        ids["full_logprobs"] = None
+    found, entropies = logprob_ops.selected_logprobs(
+        hidden, policy.unembedding(params), tuple(ids.values()), temperature, chunk=chunk
     )
-    return _align(logprobs, micro.segment_ids), _align(entropies, micro.segment_ids)
+    outputs = {
+        name: _align(array, micro.segment_ids) for name, array in zip(ids, found, strict=True)
+    }
+    outputs["logprobs"] = outputs["logprobs"][..., 0]
+    return PolicyOutputs(entropies=_align(entropies, micro.segment_ids), **outputs)
 
 
 def critic_forward(
@@ -80,11 +116,17 @@ def _has_predecessor(segment_ids: jax.Array) -> jax.Array:
 
 
 def _left(array: jax.Array, *, fill: float) -> jax.Array:
-    """Column t takes what stood in column t + 1; the last takes `fill`."""
-    return jnp.pad(array[:, 1:], ((0, 0), (0, 1)), constant_values=fill)
+    """Column t of [B, T, ...] takes what stood in column t + 1; the last takes `fill`."""
+    return jnp.pad(array[:, 1:], _columns(array, (0, 1)), constant_values=fill)
 
 
 def _align(after: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """What was said after token t - 1 becomes what is said of token t; 0 without predecessor."""
-    moved = jnp.pad(after[:, :-1], ((0, 0), (1, 0)))
-    return jnp.where(_has_predecessor(segment_ids), moved, 0.0)
+    moved = jnp.pad(after[:, :-1], _columns(after, (1, 0)))
+    follows = _has_predecessor(segment_ids)
+    return jnp.where(follows.reshape(follows.shape + (1,) * (after.ndim - 2)), moved, 0.0)
+
+
+def _columns(array: jax.Array, widths: tuple[int, int]) -> list[tuple[int, int]]:
+    """The padding of [B, T, ...] that pads its columns."""
+    return [(0, 0), widths] + [(0, 0)] * (array.ndim - 2)

@@ -133,6 +133,7 @@ def state_shardings(state: Any, mesh: Mesh, rules: Rules = PARAMETER_RULES) -> A
         policy_opt=of_slots(state.policy_opt, state.policy_params),
         critic_params=parameter_shardings(state.critic_params, mesh, rules),
         critic_opt=of_slots(state.critic_opt, state.critic_params),
+        reference_params=parameter_shardings(state.reference_params, mesh, rules),
     )
 
 

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_single.algorithms import diagnostics, table
+from jaxrl_single.algorithms import arrays as arrays_lib
+from jaxrl_single.algorithms import diagnostics
+from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
@@ -28,7 +30,7 @@ class PolicyState:
 
 def policy_updates(
     policy: api.Policy,
-    algorithm: table.Algorithm,
+    algorithm: row_lib.Algorithm,
     optimizer: optim.Optimizer,
     state: PolicyState,
     batch: token_batch.TokenBatch,
@@ -53,11 +55,6 @@ def policy_updates(
     Raises:
       ValueError: the micro-batches cannot be dealt out evenly to the minibatches.
     """
-    if algorithm.ratio_reference == "proximal":
-        proximal, _ = accumulate.forward(
-            lambda micro: forward.policy_forward(policy, state.params, micro, chunk=chunk), batch
-        )
-        batch = dataclasses.replace(batch, proximal_logprobs=proximal)
     minibatches = _deal(batch, advantages, algorithm.num_minibatches)
 
     def one_update(state, minibatch):
@@ -87,31 +84,15 @@ def _one_update(policy, algorithm, optimizer, state, batch, advantages, *, chunk
         algorithm, batch.loss_mask, batch.trajectory_index, batch.num_trajectories
     )
 
-    def share(params, micro, arrays, carry):
-        micro_advantages, micro_lengths = arrays
+    def outputs_of(params, micro):
         logprobs, entropies = forward.policy_forward(policy, params, micro, chunk=chunk)
-        inputs = update_lib.PolicyArrays(
-            policy_logprobs=logprobs,
-            policy_entropies=entropies,
-            rollout_logprobs=micro.rollout_logprobs,
-            entropies=micro.entropies,
-            advantages=micro_advantages,
-            loss_mask=micro.loss_mask,
-            trajectory_lengths=micro_lengths,
-            denominator=denominator,
-            proximal_logprobs=micro.proximal_logprobs,
-        )
-        loss, (sums, carry) = update_lib.policy_loss(algorithm, inputs, carry)
-        return loss, accumulate.Aux(sums, jax.lax.stop_gradient(logprobs), carry)
+        return {"policy_logprobs": logprobs, "policy_entropies": entropies}
 
-    found = accumulate.gradients(
-        share,
-        state.params,
-        optimizer,
-        batch,
-        arrays=(advantages, lengths),
-        carry=state.algorithm_state,
-    )
+    whole = (state, batch, (advantages, lengths), denominator)
+    # Where tokens of several micro-batches meet in one loss, it is differentiated in two steps.
+    split = algorithm.couples and batch.tokens.shape[0] > 1
+    find = _coupled_gradients if split else _gradients
+    found = find(algorithm, optimizer, outputs_of, *whole)
     params, opt_state = accumulate.update(
         state.params,
         state.opt_state,
@@ -120,6 +101,64 @@ def _one_update(policy, algorithm, optimizer, state, batch, advantages, *, chunk
         num_tokens=accumulate.loss_tokens(batch),
     )
     return PolicyState(params, opt_state, found.aux.carry), dataclasses.replace(found, trained={})
+
+
+def _gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens, denominator):
+    """Each micro-batch makes its share of the loss."""
+
+    def share(params, micro, of_micro, carry):
+        outputs = outputs_of(params, micro)
+        inputs = _policy_arrays(micro, outputs, *of_micro, denominator)
+        loss, aux = update_lib.policy_loss(algorithm, inputs, carry)
+        logprobs = jax.lax.stop_gradient(outputs["policy_logprobs"])
+        return loss, accumulate.Aux(aux.metrics, logprobs, aux.state)
+
+    return accumulate.gradients(
+        share, state.params, optimizer, batch, arrays=of_tokens, carry=state.algorithm_state
+    )
+
+
+def _coupled_gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens, denominator):
+    """The loss of all micro-batches together, by the chain rule through the model's outputs.
+
+    First the coefficient of every output, from a forward pass over all micro-batches; then the
+    gradient of minus (coefficient x output), micro-batch by micro-batch. One forward pass more than
+    `_gradients`, and the same memory.
+    """
+    outputs = accumulate.forward(lambda micro: outputs_of(state.params, micro), batch)
+    coefficients, loss, aux = update_lib.score_coefficients(
+        algorithm, _policy_arrays(batch, outputs, *of_tokens, denominator), state.algorithm_state
+    )
+
+    def share(params, micro, coefficients, carry):
+        outputs = outputs_of(params, micro)
+        products = [
+            jnp.sum(coefficient * outputs[name]) for name, coefficient in coefficients.items()
+        ]
+        return -sum(products), accumulate.Aux({}, (), carry)
+
+    found = accumulate.gradients(share, state.params, optimizer, batch, arrays=coefficients)
+    whole = accumulate.Aux(aux.metrics, outputs["policy_logprobs"], aux.state)
+    return dataclasses.replace(found, loss=loss, aux=whole)
+
+
+def _policy_arrays(batch, outputs, advantages, lengths, denominator):
+    return arrays_lib.PolicyArrays(
+        **outputs,
+        rollout_logprobs=batch.rollout_logprobs,
+        entropies=batch.entropies,
+        advantages=advantages,
+        loss_mask=batch.loss_mask,
+        trajectory_index=batch.trajectory_index,
+        trajectory_lengths=lengths,
+        denominator=denominator,
+        reward=batch.reward,
+        group=batch.group,
+        valid=batch.valid,
+        turn_ids=batch.turn_ids,
+        proximal_logprobs=batch.proximal_logprobs,
+        ref_logprobs=batch.ref_logprobs,
+    )
 
 
 def _deal(batch, advantages, num_minibatches: int):

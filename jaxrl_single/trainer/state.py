@@ -38,6 +38,7 @@ class TrainState:
     Attributes:
       policy_params, critic_params: nested dicts of arrays; the critic is {} without one.
       policy_opt, critic_opt: optimiser states; () without a critic.
+      reference_params: of the frozen reference policy; {} for rows that read none.
       algorithm_state: of stateful advantages and calibrated keep rules.
       step: i32, steps done, critic-only ones included.
       key: typed PRNG key of the run; randomness of a step is `fold_in(key, step)`.
@@ -47,6 +48,7 @@ class TrainState:
     policy_opt: optax.OptState
     critic_params: optim.Params
     critic_opt: optax.OptState
+    reference_params: optim.Params
     algorithm_state: Tree
     step: jax.Array
     key: jax.Array
@@ -64,6 +66,7 @@ def init_train_state(
     *,
     policy_optimizer: optim.Optimizer,
     critic_optimizer: optim.Optimizer | None,
+    reference_params: optim.Params,
     algorithm_state: Tree,
     key: jax.Array,
 ) -> TrainState:
@@ -71,6 +74,7 @@ def init_train_state(
 
     The state is donated by the step, so the parameters are copied: the caller keeps its own.
     `critic_optimizer` is None for an algorithm without a critic; `critic_params` is {} then.
+    `reference_params` is {} for a row that reads no reference log-probs.
     """
     policy_params = jax.tree.map(jnp.copy, policy_params)
     critic_params = jax.tree.map(jnp.copy, critic_params)
@@ -79,6 +83,7 @@ def init_train_state(
         policy_opt=policy_optimizer.init(policy_params),
         critic_params=critic_params,
         critic_opt=critic_optimizer.init(critic_params) if critic_optimizer else (),
+        reference_params=jax.tree.map(jnp.copy, reference_params),
         algorithm_state=algorithm_state,
         step=jnp.int32(0),
         key=jnp.copy(key),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.algorithms import table
+from jaxrl_single.algorithms import arrays as arrays_lib
+from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
-from jaxrl_single.trainer import accumulate, critic_step, optim, policy_step
+from jaxrl_single.ops import masked
+from jaxrl_single.trainer import accumulate, critic_step, forward, optim, policy_step
 from jaxrl_single.trainer import state as state_lib
 
 Step = Callable[
@@ -25,7 +28,7 @@ Step = Callable[
 def make_train_step(
     policy: api.Policy,
     critic: api.Critic | None,
-    algorithm: table.Algorithm,
+    algorithm: row_lib.Algorithm,
     *,
     policy_optimizer: optim.Optimizer,
     critic_optimizer: optim.Optimizer | None,
@@ -59,28 +62,18 @@ def make_train_step(
     if algorithm.needs_critic and (critic is None or critic_optimizer is None):
         raise ValueError(f"algorithm {algorithm.name!r} needs a critic and its optimiser")
 
-    # Jitted, so that the branch below is traced once for its shapes and its program.
-    updates = jax.jit(
-        functools.partial(
-            policy_step.policy_updates, policy, algorithm, policy_optimizer, chunk=chunk
-        )
+    policy_updates = functools.partial(
+        policy_step.policy_updates, policy, algorithm, policy_optimizer, chunk=chunk
     )
 
     def step(state, batch, critic_only):
-        advantages, critic_params, critic_opt, critic_metrics, critic_finite = _critic_phase(
+        batch = _with_fixed_logprobs(policy, algorithm, state, batch, chunk=chunk)
+        found, critic_params, critic_opt, critic_metrics, critic_finite = _critic_phase(
             critic, algorithm, critic_optimizer, state, batch, critic_first=critic_first
         )
-        before = policy_step.PolicyState(
-            state.policy_params, state.policy_opt, state.algorithm_state
-        )
-
-        def skip(before, batch, advantages):
-            shapes = jax.eval_shape(updates, before, batch, advantages)[1]
-            nothing = {name: jnp.full((), jnp.nan, of.dtype) for name, of in shapes.items()}
-            return before, nothing, jnp.bool_(True)
-
-        after, policy_metrics, policy_finite = jax.lax.cond(
-            critic_only, skip, updates, before, batch, advantages
+        before = policy_step.PolicyState(state.policy_params, state.policy_opt, found.state)
+        after, policy_metrics, policy_finite = _policy_phase(
+            policy_updates, before, batch, found.advantages, critic_only
         )
         finite = critic_finite & policy_finite
         new = state_lib.TrainState(
@@ -88,6 +81,7 @@ def make_train_step(
             policy_opt=after.opt_state,
             critic_params=critic_params,
             critic_opt=critic_opt,
+            reference_params=state.reference_params,
             algorithm_state=after.algorithm_state,
             step=state.step + 1,
             key=state.key,
@@ -101,10 +95,10 @@ def make_train_step(
 
 
 def _critic_phase(critic, algorithm, optimizer, state, batch, *, critic_first: bool):
-    """Critic updates and advantages: (advantages, params, opt_state, metrics, finite)."""
+    """Critic updates and advantages: (AdvantageOutput, params, opt_state, metrics, finite)."""
     if not algorithm.needs_critic:
         output = _advantages(algorithm, state, batch)
-        return output.advantages, state.critic_params, state.critic_opt, {}, jnp.bool_(True)
+        return output, state.critic_params, state.critic_opt, {}, jnp.bool_(True)
     before = critic_step.values(critic, state.critic_params, batch)
     output = _advantages(algorithm, state, batch, *before)
     lengths, denominator = update_lib.reduction_inputs(
@@ -123,17 +117,54 @@ def _critic_phase(critic, algorithm, optimizer, state, batch, *, critic_first: b
     if critic_first:
         output = _advantages(algorithm, state, batch, *critic_step.values(critic, params, batch))
     metrics = critic_step.metrics(before[0], targets, found, opt_state, batch)
-    return output.advantages, params, opt_state, metrics, jnp.all(found.finite)
+    return output, params, opt_state, metrics, jnp.all(found.finite)
+
+
+def _policy_phase(updates, before, batch, advantages, critic_only):
+    """The policy's updates, or none of their work in a critic-only step."""
+    updates = jax.jit(updates)  # so that it is traced once, for its shapes and for its program
+
+    def skip(before, batch, advantages):
+        shapes = jax.eval_shape(updates, before, batch, advantages)[1]
+        nothing = {name: jnp.full((), jnp.nan, of.dtype) for name, of in shapes.items()}
+        return before, nothing, jnp.bool_(True)
+
+    return jax.lax.cond(critic_only, skip, updates, before, batch, advantages)
+
+
+def _with_fixed_logprobs(policy, algorithm, state, batch, *, chunk: int):
+    """Adds the log-probs of policies that this batch does not move, where the row reads them."""
+
+    def logprobs_of(params):
+        def of_micro(micro):
+            return forward.policy_forward(policy, params, micro, chunk=chunk)[0]
+
+        return accumulate.forward(of_micro, batch)
+
+    before_update = {"proximal_logprobs", "engine_log_ratio"}
+    if before_update & algorithm.reads or "log_ratio" in algorithm.advantage.reads:
+        batch = dataclasses.replace(batch, proximal_logprobs=logprobs_of(state.policy_params))
+    if "ref_logprobs" in algorithm.reads:
+        batch = dataclasses.replace(batch, ref_logprobs=logprobs_of(state.reference_params))
+    return batch
 
 
 def _advantages(algorithm, state, batch, values=None, bootstrap_values=None):
-    arrays = update_lib.AdvantageArrays(
+    log_ratio = None
+    if batch.proximal_logprobs is not None:
+        log_ratio = masked.safe_log_ratio(
+            batch.proximal_logprobs, batch.rollout_logprobs, batch.action_mask
+        )
+    arrays = arrays_lib.AdvantageArrays(
         rewards=batch.rewards,
         action_mask=batch.action_mask,
         trajectory_index=batch.trajectory_index,
         reward=batch.reward,
         group=batch.group,
         valid=batch.valid,
+        task=batch.task,
+        turn_ids=batch.turn_ids,
+        log_ratio=log_ratio,
         values=values,
         bootstrap_values=bootstrap_values,
     )

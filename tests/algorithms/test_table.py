@@ -6,21 +6,42 @@ import inspect
 import pytest
 
 from configs import common
-from jaxrl_single.algorithms import table, update
+from jaxrl_single.algorithms import arrays, parts, row, table
 from jaxrl_single.ops import reduce
+from jaxrl_single.stages import build
 
-ADVANTAGE_FIELDS = {field.name for field in dataclasses.fields(update.AdvantageArrays)}
-POLICY_FIELDS = {field.name for field in dataclasses.fields(update.PolicyArrays)}
-POLICY_FIELDS |= {"action_mask", "log_ratio", "keep"}
+DERIVED = {"action_mask", "log_ratio", "engine_log_ratio", "num_trajectories"}
+ADVANTAGE_NAMES = {field.name for field in dataclasses.fields(arrays.AdvantageArrays)}
+POLICY_NAMES = {field.name for field in dataclasses.fields(arrays.PolicyArrays)} | DERIVED
+READABLE = {
+    "ADVANTAGES": ADVANTAGE_NAMES | {"num_trajectories"},
+    "WHITENINGS": ADVANTAGE_NAMES | {"advantages"},
+    "KEEP_RULES": POLICY_NAMES,
+    "CORRECTIONS": POLICY_NAMES,
+    "OBJECTIVES": POLICY_NAMES | {"keep"},
+    "TERMS": POLICY_NAMES,
+}
+PARTS = [(kind, name) for kind in READABLE for name in getattr(parts, kind)]
 
 
-def parts(algorithm):
-    """(part, names of arrays that it may read) of a row."""
-    yield algorithm.advantage, ADVANTAGE_FIELDS
-    yield algorithm.keep_rule, POLICY_FIELDS - {"keep"}
-    yield algorithm.objective, POLICY_FIELDS
-    if algorithm.correction is not None:
-        yield algorithm.correction, POLICY_FIELDS - {"keep"}
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_part_reads_what_exists_and_has_a_value_for_every_hyperparameter(kind, name):
+    part = getattr(parts, kind)[name]
+    functions = part.kernels.values() if part.kernels else [part.function]
+    named = set()
+    for function in functions:
+        parameters = inspect.signature(function).parameters.values()
+        keyword_only = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        others = {p.name for p in parameters} - keyword_only - ({"state"} if part.init else set())
+        assert others <= READABLE[kind]
+        assert all(p.default is p.empty for p in parameters)
+        named |= keyword_only
+    outside = {"kernel"} if part.kernels else set()
+    outside |= {"coefficient"} if kind == "TERMS" else set()
+    if part.init:
+        initial = inspect.signature(part.init).parameters.values()
+        named |= {p.name for p in initial if p.kind is p.KEYWORD_ONLY}
+    assert named | outside == set(part.hyperparameters)
 
 
 @pytest.mark.parametrize("name", table.TABLE)
@@ -29,60 +50,51 @@ def test_row_is_consistent(name):
     assert algorithm.name == name
     assert algorithm.paper
     assert algorithm.reduction in reduce.REDUCTIONS
-    assert algorithm.advantage_level in table.ADVANTAGE_LEVELS
-    assert algorithm.ratio_reference in table.RATIO_REFERENCES
+    assert algorithm.ratio_reference in row.RATIO_REFERENCES
     assert (algorithm.num_critic_steps > 0) == algorithm.needs_critic
-    for part, readable in parts(algorithm):
-        parameters = inspect.signature(part.function).parameters.values()
-        keyword_only = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert keyword_only == set(part.hyperparameters)
-        assert {p.name for p in parameters} - keyword_only <= readable
+    assert table.get(name) == algorithm
 
 
-@pytest.mark.parametrize("name", table.TABLE)
-def test_hyperparameter_names_do_not_collide(name):
-    algorithm = table.TABLE[name]
-    names = [part.prefix + key for part, _ in parts(algorithm) for key in part.hyperparameters]
-    assert len(set(names)) == len(names)
-    assert set(names) < set(table.hyperparameters(algorithm))
-
-
-def test_row_reads_values_exactly_if_it_needs_a_critic():
-    for algorithm in table.TABLE.values():
-        reads = inspect.signature(algorithm.advantage.function).parameters
-        assert ("values" in reads) == algorithm.needs_critic
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_parts_that_sum_over_trajectories_couple_tokens(kind, name):
+    """A trajectory may lie in two micro-batches, so these must see all of them at once."""
+    part = getattr(parts, kind)[name]
+    if kind in ("KEEP_RULES", "CORRECTIONS", "OBJECTIVES") and "num_trajectories" in part.reads:
+        assert part.couples
 
 
 def test_published_constants_of_sao():
     published = {
-        "discount": 1.0,
-        "lambda_alpha": 1.5,
-        "critic_lambda": 1.0,
-        "dis_low": 0.3,
-        "dis_high": 5.0,
+        "advantage.discount": 1.0,
+        "advantage.lambda_alpha": 1.5,
+        "advantage.critic_lambda": 1.0,
+        "keep_rule.low": 0.3,
+        "keep_rule.high": 5.0,
         "num_critic_steps": 2,
         "reduction": "token_mean",
     }
-    got = table.hyperparameters(table.get("sao"))
+    got = row.hyperparameters(table.get("sao"))
     assert {key: got[key] for key in published} == published
 
 
 def test_base_config_has_the_defaults_of_the_table():
-    config = common.base()
-    defaults = table.hyperparameters(table.get(config.algorithm))
-    shared = set(defaults) & set(config.rl)
-    assert shared >= {"discount", "lambda_alpha", "critic_lambda", "dis_low", "dis_high"}
-    assert {key: config.rl[key] for key in shared} == {key: defaults[key] for key in shared}
+    assert build.algorithm(common.base()) == table.get("sao")
 
 
 def test_overrides_reach_their_part_and_leave_the_table_alone():
-    algorithm = table.get("sao", {"dis_high": 3.0, "discount": 0.9, "num_critic_steps": 4})
+    overrides = {"keep_rule.high": 3, "advantage.discount": 0.9, "num_critic_steps": 4}
+    algorithm = table.get("sao", overrides)
     assert algorithm.keep_rule.hyperparameters == {"low": 0.3, "high": 3.0}
     assert algorithm.advantage.hyperparameters["discount"] == 0.9
     assert algorithm.num_critic_steps == 4
-    assert table.hyperparameters(algorithm)["dis_high"] == 3.0
-    assert table.hyperparameters(table.get("sao"))["dis_high"] == 5.0
+    assert row.hyperparameters(algorithm)["keep_rule.high"] == 3.0
+    assert row.hyperparameters(table.get("sao"))["keep_rule.high"] == 5.0
     assert table.get("sao") == table.TABLE["sao"]
+
+
+def test_a_part_is_replaced_before_its_hyperparameters_are_set():
+    algorithm = table.get("grpo", {"keep_rule.low": 0.5, "keep_rule": "dis"})
+    assert algorithm.keep_rule == parts.KEEP_RULES["dis"].having(low=0.5)
 
 
 def test_unknown_algorithm_lists_the_known():
@@ -91,11 +103,27 @@ def test_unknown_algorithm_lists_the_known():
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("sao", "dis_hihg"), ("sao", "high"), ("grpo", "num_critic_steps")]
+    ("name", "key"), [("sao", "keep_rule.hihg"), ("sao", "high"), ("grpo", "advantage.discount")]
 )
 def test_unknown_hyperparameter_lists_the_known(name, key):
-    with pytest.raises(ValueError, match=rf"{name!r} has no hyper-parameter {key!r}.*reduction"):
+    with pytest.raises(ValueError, match=rf"{name!r} has no field {key!r}.*reduction"):
         table.get(name, {key: 1.0})
+
+
+def test_unknown_part_lists_the_known():
+    with pytest.raises(ValueError, match=r"unknown keep_rule 'dsi'; known are \[.*'dis'"):
+        table.get("sao", {"keep_rule": "dsi"})
+
+
+@pytest.mark.parametrize(("key", "value"), [("keep_rule.low", "wide"), ("num_minibatches", 1.5)])
+def test_value_of_another_type_is_refused(key, value):
+    with pytest.raises(ValueError, match=f"{key} is {value!r}, a .*expected a"):
+        table.get("sao", {key: value})
+
+
+def test_critic_without_critic_steps_is_refused():
+    with pytest.raises(ValueError, match="num_critic_steps must be at least 1; it is 0"):
+        table.get("reinforce", {"advantage": "critic_gae"})
 
 
 @pytest.mark.parametrize("key", ["reduction", "ratio_reference"])

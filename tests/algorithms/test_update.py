@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_single.algorithms import diagnostics, table, update
+from jaxrl_single.algorithms import arrays as arrays_lib
+from jaxrl_single.algorithms import diagnostics, parts, table, update
 from jaxrl_single.metrics import names
 
 N, ROWS, LENGTH = 6, 4, 16
-ROW_NAMES = tuple(table.TABLE)
+ROW_NAMES = ("sao", "reinforce", "grpo")
 ROW_OF = {name: functools.partial(table.get, name) for name in ROW_NAMES}
 GARBAGE = (np.nan, np.inf, -np.inf, 3e38)
 
@@ -43,7 +44,7 @@ def make_batch(seed=0):
 
 
 def advantage_arrays(batch):
-    return update.AdvantageArrays(
+    return arrays_lib.AdvantageArrays(
         rewards=batch["rewards"],
         action_mask=batch["action_mask"],
         trajectory_index=batch["index"],
@@ -57,15 +58,19 @@ def advantage_arrays(batch):
 
 def policy_arrays(algorithm, batch, advantages):
     lengths, denominator = update.reduction_inputs(algorithm, batch["loss_mask"], batch["index"], N)
-    return update.PolicyArrays(
+    return arrays_lib.PolicyArrays(
         policy_logprobs=batch["policy"],
         policy_entropies=batch["policy_entropies"],
         rollout_logprobs=batch["rollout"],
         entropies=batch["entropies"],
         advantages=advantages,
         loss_mask=batch["loss_mask"],
+        trajectory_index=batch["index"],
         trajectory_lengths=lengths,
         denominator=denominator,
+        reward=batch["reward"],
+        group=batch["group"],
+        valid=batch["valid"],
     )
 
 
@@ -75,17 +80,17 @@ def whole_update(name, batch):
     algorithm = table.get(name)
     output = update.advantages(algorithm, advantage_arrays(batch), {})
     arrays = policy_arrays(algorithm, batch, output.advantages)
-    loss, (metrics, _) = update.policy_loss(algorithm, arrays, {})
-    coefficients = update.score_coefficients(algorithm, arrays, {})
-    return output.advantages, output.returns, loss, coefficients, metrics
+    coefficients, loss, aux = update.score_coefficients(algorithm, arrays, {})
+    of_token = coefficients["policy_logprobs"]
+    return output.advantages, output.returns, loss, of_token, aux.metrics
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def micro_update(algorithm_of, arrays):
     """Loss, score coefficients and metrics of one micro-batch; algorithm_of() gives the row."""
     algorithm = algorithm_of()
-    loss, (metrics, _) = update.policy_loss(algorithm, arrays, {})
-    return loss, update.score_coefficients(algorithm, arrays, {}), metrics
+    coefficients, loss, aux = update.score_coefficients(algorithm, arrays, {})
+    return loss, coefficients["policy_logprobs"], aux.metrics
 
 
 def independent_gae(batch, lambda_of_length):
@@ -137,15 +142,19 @@ def test_advantages_and_coefficients_equal_the_independent_version(name, seed):
 
 def test_sao_golden_loss_gradient_and_metrics():
     """Ratios .8, 1.5 and 10 (dropped, stays in the denominator), advantages 1, -.5, 2."""
-    arrays = update.PolicyArrays(
+    arrays = arrays_lib.PolicyArrays(
         policy_logprobs=np.log(np.float32([0.4, 0.3, 0.5])),
         policy_entropies=np.ones(3, np.float32),
         rollout_logprobs=np.log(np.float32([0.5, 0.2, 0.05])),
         entropies=np.float32([0.1, 0.3, 2.0]),
         advantages=np.float32([1.0, -0.5, 2.0]),
         loss_mask=np.ones(3, bool),
+        trajectory_index=np.zeros(3, np.int32),
         trajectory_lengths=np.full(3, 3.0, np.float32),
         denominator=np.float32(3.0),
+        reward=np.ones(1, np.float32),
+        group=np.zeros(1, np.int32),
+        valid=np.ones(1, bool),
     )
     loss, coefficients, metrics = micro_update(ROW_OF["sao"], arrays)
     np.testing.assert_allclose(loss, -0.056649005915, rtol=1e-6)
@@ -199,16 +208,16 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_split(name, sizes):
     batch, algorithm = make_batch(), table.get(name)
     advantages, _, loss, coefficients, metrics = whole_update(name, batch)
     arrays = jax.tree.map(np.asarray, policy_arrays(algorithm, batch, advantages))
-    total, start, parts, pairs = 0.0, 0, [], []
+    total, start, shares, pairs = 0.0, 0, [], []
     for size in sizes:
         rows = slice(start, start + size)
-        micro = jax.tree.map(lambda x, rows=rows: x[rows] if np.ndim(x) else x, arrays)
+        micro = jax.tree.map(lambda x, rows=rows: x[rows] if np.ndim(x) == 2 else x, arrays)
         part, part_coefficients, part_metrics = micro_update(ROW_OF[name], micro)
-        parts.append(part_coefficients)
+        shares.append(part_coefficients)
         pairs.append(part_metrics)
         total, start = total + part, start + size
     np.testing.assert_allclose(total, loss, rtol=1e-5)
-    np.testing.assert_allclose(np.concatenate(parts), coefficients, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(np.concatenate(shares), coefficients, rtol=1e-5, atol=1e-8)
     added = diagnostics.means(jax.tree.map(lambda *xs: sum(map(np.asarray, xs)), *pairs))
     for key, value in diagnostics.means(metrics).items():
         np.testing.assert_allclose(added[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
@@ -234,7 +243,7 @@ def test_metrics_are_scalars_with_listed_names(name):
 
 @pytest.mark.parametrize(
     ("reduction", "size", "expected"),
-    [("token_mean", None, 5.0), ("sequence_mean", None, 2.0), ("fixed_length", 10, 20.0)],
+    [("token_mean", 0, 5.0), ("sequence_mean", 0, 2.0), ("fixed_length", 10, 20.0)],
 )
 def test_reduction_inputs_count_only_what_is_trained(reduction, size, expected):
     """Trajectory 1 is masked out of the loss: neither its tokens nor itself are counted."""
@@ -249,7 +258,7 @@ def test_reduction_inputs_count_only_what_is_trained(reduction, size, expected):
 
 def test_row_without_values_says_what_is_missing():
     arrays = dataclasses.replace(advantage_arrays(make_batch()), values=None)
-    with pytest.raises(ValueError, match=r"'sao': critic_gae reads \['values'\].*'rewards'"):
+    with pytest.raises(ValueError, match=r"advantage \(critic_gae\) reads \['values'\].*'rewards'"):
         update.advantages(table.get("sao"), arrays, {})
     assert update.advantages(table.get("reinforce"), arrays, {}).returns.sum() == 0.0
 
@@ -259,7 +268,7 @@ def proximal_row():
 
 
 def corrected_row():
-    return dataclasses.replace(table.get("sao"), correction=table.Part(half))
+    return dataclasses.replace(table.get("sao"), correction=parts.Part(half))
 
 
 def half(action_mask):
@@ -270,7 +279,7 @@ def test_proximal_reference_changes_the_objective_but_not_the_keep_rule():
     batch = make_batch()
     advantages = independent("sao", batch)[0].astype(np.float32)
     arrays = policy_arrays(proximal_row(), batch, advantages)
-    with pytest.raises(ValueError, match=r"sao reads \['rollout_logprobs'\]"):
+    with pytest.raises(ValueError, match=r"'sao': ratio_reference .* no proximal_logprobs"):
         micro_update(proximal_row, arrays)
     arrays = dataclasses.replace(arrays, proximal_logprobs=batch["policy"])
     ratio = np.exp(batch["policy"] - batch["rollout"])
@@ -287,10 +296,31 @@ def test_correction_multiplies_the_weight():
     np.testing.assert_allclose(micro_update(corrected_row, arrays)[1], expected / 2, atol=2e-6)
 
 
-def test_state_passes_through():
-    batch, algorithm = make_batch(), table.get("reinforce")
-    assert update.init_state(algorithm) == {}
-    state = {"window": jnp.arange(3.0)}
-    assert update.advantages(algorithm, advantage_arrays(batch), state).state is state
-    arrays = policy_arrays(algorithm, batch, batch["values"])
-    assert update.policy_loss(algorithm, arrays, state)[1][1] is state
+def counted_baseline_init(num_tasks, *, start):
+    return {"count": jnp.full(num_tasks, start)}
+
+
+def counted_baseline(state, reward, task, valid, *, scale):
+    """A stateful advantage: reward less the number of earlier visits of the task."""
+    count = state["count"].at[task].add(valid)
+    return jnp.where(valid, scale * (reward - state["count"][task]), 0.0), {"count": count}
+
+
+def test_state_of_a_stateful_advantage_moves_on_with_each_batch():
+    part = parts.Part(
+        counted_baseline, {"scale": 2.0, "start": 3.0}, per="trajectory", init=counted_baseline_init
+    )
+    algorithm = dataclasses.replace(table.get("reinforce"), advantage=part)
+    assert update.init_state(table.get("reinforce"), num_tasks=4) == {}
+    state = update.init_state(algorithm, num_tasks=4)
+    batch = make_batch()
+    task = np.array([0, 1, 2, 3, 0, 0], np.int32)
+    arrays = dataclasses.replace(advantage_arrays(batch), task=task)
+    first = update.advantages(algorithm, arrays, state)
+    np.testing.assert_array_equal(first.state["advantage"]["count"], [5.0, 4.0, 4.0, 4.0])
+    expected = 2.0 * (batch["reward"][:5] - 3.0)
+    inside = batch["action_mask"] & (batch["index"] >= 0)
+    np.testing.assert_allclose(first.advantages[inside], expected[batch["index"][inside]])
+    loss_arrays = policy_arrays(algorithm, batch, first.advantages)
+    after = update.policy_loss(algorithm, loss_arrays, first.state)[1].state
+    np.testing.assert_array_equal(after["advantage"]["count"], [5.0, 4.0, 4.0, 4.0])

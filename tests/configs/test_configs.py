@@ -114,6 +114,6 @@ def test_dry_run_shows_config_groups_and_plan(tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.search(r"train +\(2, 4, 64, 64\) +layers/experts/gate", done.stdout)
     assert re.search(r"frozen +\S+ .*layers/attention/q_proj", done.stdout)
-    assert "dis_high = 5.0" in done.stdout
+    assert "keep_rule.high = 5.0" in done.stdout
     assert "3. RL in trainer and sampler processes: 160 steps" in done.stdout
     assert not (tmp_path / "run").exists()

@@ -123,7 +123,7 @@ def test_a_trajectory_longer_than_a_row_gets_neighbouring_rows():
     assert batch.segment_ids.reshape(4, 10)[2].tolist() == [1] * 5 + [2] * 5
 
 
-def test_groups_and_tasks_are_numbered_within_the_batch():
+def test_groups_are_numbered_within_the_batch_and_tasks_everywhere():
     shared = {"group_id": 77, "task_id": "a"}
     given_ = [
         _trajectory(4, ticket=0, **shared),
@@ -132,7 +132,9 @@ def test_groups_and_tasks_are_numbered_within_the_batch():
     ]
     batch = _pack(given_, num_trajectories=4)
     assert batch.group.tolist() == [0, 1, 0, -1]
-    assert batch.task.tolist() == [0, 1, 0, -1]
+    a, b = packing.task_number("a"), packing.task_number("b")
+    assert (a, b) == (48707, 61433)  # part of what checkpoints mean
+    assert batch.task.tolist() == [a, b, a, -1]
 
 
 @pytest.mark.parametrize(

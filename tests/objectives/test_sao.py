@@ -90,7 +90,7 @@ def test_nan_on_a_trained_token_surfaces_even_if_dropped(which):
 
 
 def test_loss_is_float32_for_bfloat16_logprobs():
-    per_token, _ = sao.sao(
+    per_token, _, _ = sao.sao(
         POLICY.astype(jnp.bfloat16), ROLLOUT.astype(jnp.bfloat16), ADVANTAGES, jnp.ones(3), ALL
     )
     assert per_token.dtype == jnp.float32
@@ -99,6 +99,6 @@ def test_loss_is_float32_for_bfloat16_logprobs():
 def test_vmap_over_rows_equals_rows():
     stack = [jnp.stack([x, x + 0.1]) for x in (POLICY, ROLLOUT, ADVANTAGES, jnp.ones(3))]
     masks = jnp.array([[True, False, True], [True, True, True]])
-    together, _ = sao.sao(*stack, masks)
-    mapped, _ = jax.vmap(sao.sao)(*stack, masks)
+    together, _, _ = sao.sao(*stack, masks)
+    mapped, _, _ = jax.vmap(sao.sao)(*stack, masks)
     np.testing.assert_allclose(mapped, together, rtol=1e-6)

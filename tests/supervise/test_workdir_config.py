@@ -34,10 +34,12 @@ def test_another_config_is_refused_with_every_difference(paths):
     workdir_config.check(paths, config())
     saved = paths.config.read_text()
     with pytest.raises(workdir_config.WorkdirConflict) as caught:
-        workdir_config.check(paths, config(seed=1, rl__dis_low=0.2, checkpoint__keep=7))
+        workdir_config.check(
+            paths, config(seed=1, algorithm__keep_rule__low=0.2, checkpoint__keep=7)
+        )
     message = str(caught.value)
     assert "  seed: 0 -> 1\n" in message
-    assert "  rl.dis_low: 0.3 -> 0.2\n" in message
+    assert "  algorithm.keep_rule.low: 0.3 -> 0.2\n" in message
     assert "  checkpoint.keep" not in message  # it may differ, so it is no reason
     assert str(paths.root) in message
     assert paths.config.read_text() == saved
@@ -54,12 +56,12 @@ def test_num_steps_may_only_be_raised(paths):
 
 def test_a_field_that_came_or_went_is_told(paths):
     old = config()
-    del old["rl"]["discount"]
+    del old["rl"]["critic_first"]
     old["rl"]["gamma"] = 1.0
     workdir_config.check(paths, old)
     with pytest.raises(workdir_config.WorkdirConflict) as caught:
         workdir_config.check(paths, config())
-    assert "rl.discount: '(no such field)' -> 1.0" in str(caught.value)
+    assert "rl.critic_first: '(no such field)' -> True" in str(caught.value)
     assert "rl.gamma: 1.0 -> '(no such field)'" in str(caught.value)
 
 

@@ -39,7 +39,7 @@ def _tabular(*, critic_first):
     return cases.Trainer(
         policy=cases.bigram_policy(),
         critic=cases.lookup_critic(),
-        overrides={"dis_low": 0.5, "dis_high": 2.0, "lambda_alpha": 1.5, "num_critic_steps": 3},
+        overrides={"keep_rule.low": 0.5, "keep_rule.high": 2.0, "num_critic_steps": 3},
         policy_transform=optax.sgd(0.7),
         critic_transform=optax.sgd(0.4),
         critic_first=critic_first,

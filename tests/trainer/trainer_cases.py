@@ -192,7 +192,8 @@ class Trainer:
             critic_params,
             policy_optimizer=policy_optimizer,
             critic_optimizer=critic_optimizer,
-            algorithm_state=update_lib.init_state(self.algorithm),
+            reference_params={},
+            algorithm_state=update_lib.init_state(self.algorithm, num_tasks=8),
             key=jax.random.key(3),
         )
         self.jitted = step.make_train_step(
