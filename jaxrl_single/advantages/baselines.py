@@ -1,7 +1,7 @@
 """Advantages per trajectory from rewards alone, [N] to [N]; no critic.
 
 `valid` marks the real trajectories of a padded batch. Entries that are not valid may hold anything
-and get advantage 0. All results are float32 and stop-gradient.
+and get advantage 0. All results are at least float32 and stop-gradient.
 """
 
 import chex
@@ -9,6 +9,35 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_single.ops import masked
+
+
+def reward_only(reward: jax.Array, valid: jax.Array) -> jax.Array:
+    """A_i = R_i: no baseline, for objectives that have their own.
+
+    Args:
+      reward: [N].
+      valid: bool [N].
+    """
+    chex.assert_rank([reward, valid], 1)
+    return jax.lax.stop_gradient(masked.clean(reward, valid))
+
+
+def reward_minus_prompt_value(
+    reward: jax.Array, prompt_value: jax.Array, valid: jax.Array
+) -> jax.Array:
+    """A_i = R_i - V(x_i), the value of the task's prompt.
+
+    The only baseline here that the caller brings; unbiased if V(x_i) does not depend on
+    trajectory i.
+
+    Args:
+      reward: [N].
+      prompt_value: [N].
+      valid: bool [N].
+    """
+    chex.assert_rank([reward, prompt_value, valid], 1)
+    advantages = masked.clean(reward, valid) - masked.clean(prompt_value, valid)
+    return jax.lax.stop_gradient(advantages)
 
 
 def batch_mean(reward: jax.Array, valid: jax.Array) -> jax.Array:
@@ -24,6 +53,51 @@ def batch_mean(reward: jax.Array, valid: jax.Array) -> jax.Array:
     chex.assert_rank([reward, valid], 1)
     reward = masked.clean(reward, valid)
     return jax.lax.stop_gradient(masked.clean(reward - masked.mean(reward, valid), valid))
+
+
+def batch_leave_one_out(reward: jax.Array, valid: jax.Array) -> jax.Array:
+    """A_i = R_i - mean of the other R of the batch = N / (N - 1) x `batch_mean`.
+
+    The baseline does not contain R_i, so nothing scales the expected gradient. A batch with a
+    single trajectory has nothing to compare with and gets 0.
+
+    Args:
+      reward: [N].
+      valid: bool [N].
+    """
+    size = masked.count(valid)
+    return batch_mean(reward, valid) * (size / jnp.maximum(size - 1.0, 1.0))
+
+
+def group_mean(reward: jax.Array, group: jax.Array, valid: jax.Array) -> jax.Array:
+    """A_i = R_i - mean of its group, itself included; exactly 0 where the whole group is equal.
+
+    See "Understanding R1-Zero-Like Training" (arXiv 2503.20783), §3.2, Dr.GRPO: the standard
+    deviation would weigh a task by how even its rewards are.
+
+    Args:
+      reward: [N].
+      group: i32 [N], trajectories of the same task share a number.
+      valid: bool [N].
+    """
+    differences, size = _sum_of_differences(reward, group, valid)
+    return jax.lax.stop_gradient(differences / jnp.maximum(size, 1.0))
+
+
+def leave_one_out(reward: jax.Array, group: jax.Array, valid: jax.Array) -> jax.Array:
+    """A_i = R_i - mean of the others of its group; exactly 0 where the whole group is equal.
+
+    A group of one has nothing to compare with. A traced function cannot refuse it, so it gets 0,
+    no update; whoever builds the batch should refuse it. See "Back to Basics: Revisiting
+    REINFORCE Style Optimization" (arXiv 2402.14740), §3.3, for RLOO.
+
+    Args:
+      reward: [N].
+      group: i32 [N], trajectories of the same task share a number.
+      valid: bool [N].
+    """
+    differences, size = _sum_of_differences(reward, group, valid)
+    return jax.lax.stop_gradient(differences / jnp.maximum(size - 1.0, 1.0))
 
 
 def group_normalised(
@@ -52,3 +126,17 @@ def group_normalised(
     zero = constant | ~valid
     advantages = jnp.where(zero, 0.0, centred / jnp.where(zero, 1.0, std + eps))
     return jax.lax.stop_gradient(advantages)
+
+
+def _sum_of_differences(
+    reward: jax.Array, group: jax.Array, valid: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Sum over its group of R_i - R_j, and the size of the group; both [N].
+
+    Differences of equal numbers are exactly 0, which R_i - mean is not.
+    """
+    chex.assert_rank([reward, group, valid], 1)
+    reward = masked.clean(reward, valid)
+    same = (group[:, None] == group[None, :]) & valid[:, None] & valid[None, :]
+    differences = jnp.where(same, reward[:, None] - reward[None, :], 0.0)
+    return jnp.sum(differences, axis=1), jnp.sum(same, axis=1, dtype=jnp.float32)
