@@ -31,10 +31,9 @@ from jaxrl_single import types, workdir
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"(?P<sequence>\d{20})-(?P<key>\d{9,}-\d+)" + re.escape(SUFFIX))
 _FORMAT = "trajectory/1"  # raise it when the header or the arrays change their meaning
+_ARRAY_FIELDS = types.TOKEN_FIELDS | types.ACTION_FIELDS
 _PLAIN_FIELDS = tuple(
-    field.name
-    for field in dataclasses.fields(types.Trajectory)
-    if field.name not in types.TOKEN_FIELDS
+    field.name for field in dataclasses.fields(types.Trajectory) if field.name not in _ARRAY_FIELDS
 )
 
 
@@ -242,9 +241,14 @@ def key_of(path: pathlib.Path) -> str | None:
 
 
 def encode(trajectory: types.Trajectory) -> bytes:
-    """One trajectory as a safetensors file: arrays of TOKEN_FIELDS and a JSON header."""
+    """One trajectory as a safetensors file: its arrays and a JSON header.
+
+    Arrays of ACTION_FIELDS that were not recorded are absent.
+    """
     arrays = {name: getattr(trajectory, name) for name in types.TOKEN_FIELDS}
-    record = {name: value for name, value in to_tokens(trajectory).items() if name not in arrays}
+    arrays |= trajectory.action_arrays
+    fields = to_tokens(trajectory)
+    record = {name: fields[name] for name in _PLAIN_FIELDS}
     header = json.dumps(workdir.plain(record), allow_nan=False, sort_keys=True)
     metadata = {"format": _FORMAT, "trajectory": header, "blake2b": _checksum(header, arrays)}
     return safetensors.numpy.save(
@@ -270,7 +274,10 @@ def decode(data: bytes) -> types.Trajectory:
 
 
 def to_tokens(trajectory: types.Trajectory) -> dict[str, Any]:
-    """Every field of a trajectory, arrays as arrays; `workdir.plain` makes it JSON."""
+    """Every field of a trajectory, arrays as arrays; `workdir.plain` makes it JSON.
+
+    Arrays that were not recorded are None.
+    """
     return {
         field.name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
         for field in dataclasses.fields(trajectory)
@@ -301,7 +308,8 @@ def _decode(data: bytes) -> types.Trajectory:
     if metadata["blake2b"] != _checksum(header, arrays):
         raise types.InvalidTrajectory("the file is torn: its checksum does not match")
     record = json.loads(header)
-    if sorted(record) != sorted(_PLAIN_FIELDS) or set(arrays) != set(types.TOKEN_FIELDS):
+    fits = set(types.TOKEN_FIELDS) <= set(arrays) <= set(_ARRAY_FIELDS)
+    if sorted(record) != sorted(_PLAIN_FIELDS) or not fits:
         raise types.InvalidTrajectory("its fields are not those of a trajectory")
     if record["error"] is not None:
         record["error"] = types.EpisodeError(**record["error"])

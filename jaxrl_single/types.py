@@ -27,6 +27,13 @@ TOKEN_FIELDS = {
     "entropies": np.float32,
     "segment_ids": np.int32,
 }
+ACTION_FIELDS = {  # optional; a row for each sampled token
+    "aux_tokens": np.int32,
+    "aux_logprobs": np.float32,
+    "topk_tokens": np.int32,
+    "topk_logprobs": np.float32,
+    "full_logprobs": np.float32,
+}
 
 
 class InvalidTrajectory(ValueError):
@@ -77,6 +84,42 @@ class Ticket:
 
 
 @dataclasses.dataclass(frozen=True)
+class Record:
+    """What a sampler writes down of each distribution that it samples from, besides the token.
+
+    Attributes:
+      num_aux: M tokens more, drawn like the sampled one, with replacement, independent of it and
+        of one another; they are written down only.
+      topk: K likeliest tokens, likeliest first.
+      full: the log-probs of the whole vocabulary.
+    """
+
+    num_aux: int = 0
+    topk: int = 0
+    full: bool = False
+
+    def __post_init__(self):
+        for name, count in (("num_aux", self.num_aux), ("topk", self.topk)):
+            if count < 0:
+                raise ValueError(f"record: {name} is {count}, must be >= 0")
+
+    def widths(self, vocab_size: int) -> dict[str, int]:
+        """Length of a row of each of the ACTION_FIELDS that are written.
+
+        Raises:
+          ValueError: more likeliest tokens than tokens.
+        """
+        if self.topk > vocab_size:
+            raise ValueError(f"record: topk is {self.topk}, the vocabulary has {vocab_size} tokens")
+        columns = {"aux": self.num_aux, "topk": self.topk, "full": vocab_size * self.full}
+        found = {name: columns[name.partition("_")[0]] for name in ACTION_FIELDS}
+        return {name: width for name, width in found.items() if width}
+
+
+RECORD_NOTHING = Record()
+
+
+@dataclasses.dataclass(frozen=True)
 class EpisodeError:
     """Why an episode has no reward. kind is "env", "reward", "sampler" or "limit"."""
 
@@ -86,7 +129,10 @@ class EpisodeError:
 
 @dataclasses.dataclass
 class Trajectory:
-    """One recorded episode. Arrays are [T]; see DESIGN of the fields in `TOKEN_FIELDS`.
+    """One recorded episode.
+
+    The arrays of TOKEN_FIELDS are [T]. Those of ACTION_FIELDS are None, or hold a row for each
+    sampled token, in order; see `Record`.
 
     Attributes:
       tokens: i32, the whole episode as the model saw it.
@@ -99,6 +145,9 @@ class Trajectory:
       rewards: reward per token; after `fold_rewards` it lies on action tokens only.
       entropies: nats, full vocabulary, of the sampler at that token; 0 where not sampled.
       segment_ids: 1, 2, ... a new segment starts where the context was rewritten.
+      aux_tokens, aux_logprobs: [actions, M], further draws at the same place.
+      topk_tokens, topk_logprobs: [actions, K], the likeliest tokens.
+      full_logprobs: [actions, V], whole rows; -inf where a token was impossible.
       reward: sum of the episode's rewards; None when `error` is set.
       terminated: the environment ended the episode by its own rules.
       truncated: a limit (turns, tokens, context) ended it; both may be False only for errors.
@@ -136,6 +185,11 @@ class Trajectory:
     error: EpisodeError | None = None
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
     messages: tuple[dict[str, str], ...] = ()
+    aux_tokens: np.ndarray | None = None
+    aux_logprobs: np.ndarray | None = None
+    topk_tokens: np.ndarray | None = None
+    topk_logprobs: np.ndarray | None = None
+    full_logprobs: np.ndarray | None = None
 
     @property
     def key(self) -> str:
@@ -149,6 +203,12 @@ class Trajectory:
     def num_actions(self) -> int:
         """Sampled tokens."""
         return int(self.action_mask.sum())
+
+    @property
+    def action_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of ACTION_FIELDS that were recorded, by name."""
+        arrays = {name: getattr(self, name) for name in ACTION_FIELDS}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     @property
     def oldest_version(self) -> int:
@@ -171,6 +231,8 @@ def validate(trajectory: Trajectory) -> None:
                 f"{where}: {name} is {array.dtype}{list(array.shape)}, "
                 f"expected {np.dtype(dtype)}[{length}] as the tokens have"
             )
+    sampled = trajectory.source == "policy" and trajectory.error is None
+    validate_rows(trajectory.action_arrays, trajectory.num_actions, where, sampled=sampled)
     if trajectory.split not in SPLITS or trajectory.source not in SOURCES:
         raise InvalidTrajectory(
             f"{where}: split {trajectory.split!r} and source {trajectory.source!r}, "
@@ -208,6 +270,51 @@ def _validate_finished(trajectory: Trajectory, where: str) -> None:
             )
         if (trajectory.policy_versions[mask] < 0).any():
             raise InvalidTrajectory(f"{where}: a sampled token carries no policy version")
+
+
+def validate_rows(
+    arrays: dict[str, np.ndarray], num_actions: int, where: str, *, sampled: bool
+) -> None:
+    """Raises InvalidTrajectory unless arrays of ACTION_FIELDS are what their names say.
+
+    Args:
+      arrays: by name, those that were recorded.
+      num_actions: rows that each must have.
+      where: begins the message.
+      sampled: the values count too: ids are ids, log-probs are log-probs, and of draws finite.
+    """
+    for name, array in arrays.items():
+        dtype = ACTION_FIELDS[name]
+        shaped = array.ndim == 2 and len(array) == num_actions and array.shape[1] > 0
+        if not shaped or array.dtype != dtype:
+            raise InvalidTrajectory(
+                f"{where}: {name} is {array.dtype}{list(array.shape)}, expected "
+                f"{np.dtype(dtype)}[{num_actions}, at least 1], a row for each sampled token"
+            )
+    for kind in ("aux", "topk"):
+        pair = [arrays.get(f"{kind}_{what}") for what in ("tokens", "logprobs")]
+        shapes = [None if array is None else array.shape for array in pair]
+        if shapes[0] != shapes[1]:
+            raise InvalidTrajectory(
+                f"{where}: {kind}_tokens and {kind}_logprobs have the shapes {shapes}, "
+                "they must be equal"
+            )
+    for name, array in arrays.items() if sampled else ():
+        _validate_row_values(name, array, where)
+
+
+def _validate_row_values(name: str, array: np.ndarray, where: str) -> None:
+    if name.endswith("_tokens"):
+        bad, allowed = array < 0, "a token id, >= 0"
+    else:
+        bad, allowed = ~(array <= LOGPROB_ROUNDING), "a log-probability, <= 0"
+    if name == "aux_logprobs":
+        bad, allowed = bad | ~np.isfinite(array), "a log-probability of a draw, finite and <= 0"
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        raise InvalidTrajectory(
+            f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected {allowed}"
+        )
 
 
 def fold_rewards(rewards: np.ndarray, action_mask: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ is never tokenised a second time.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 FINISH_REASONS = ("stop", "length", "cancelled")
@@ -52,6 +53,10 @@ class Completion:
       policy_versions: version of the weights that sampled the token.
       finish_reason: "stop" (a stop token), "length" (budget or context) or "cancelled"
         (the session was released while it ran; what was sampled until then).
+      aux_tokens, aux_logprobs: M further draws at the place of each token, if the sampler records
+        them, else None.
+      topk_tokens, topk_logprobs: the K likeliest tokens there, or None.
+      full_logprobs: of the whole vocabulary there, or None; -inf for an impossible token.
     """
 
     tokens: list[int]
@@ -59,6 +64,11 @@ class Completion:
     entropies: list[float]
     policy_versions: list[int]
     finish_reason: str
+    aux_tokens: list[list[int]] | None = None
+    aux_logprobs: list[list[float]] | None = None
+    topk_tokens: list[list[int]] | None = None
+    topk_logprobs: list[list[float]] | None = None
+    full_logprobs: list[list[float]] | None = None
 
 
 _REQUEST_FIELDS = {
@@ -77,6 +87,13 @@ _COMPLETION_FIELDS = {
     "entropies": "list[float]",
     "policy_versions": "list[int]",
     "finish_reason": "str",
+}
+RECORDED_FIELDS = {  # of a completion, absent from its message when the sampler records none
+    "aux_tokens": "list[list[int]]",
+    "aux_logprobs": "list[list[logprob]]",
+    "topk_tokens": "list[list[int]]",
+    "topk_logprobs": "list[list[logprob]]",
+    "full_logprobs": "list[list[logprob]]",
 }
 
 
@@ -100,8 +117,19 @@ def request_from_json(message: Any) -> Request:
 
 
 def completion_to_json(completion: Completion) -> dict[str, Any]:
-    """The completion as JSON types; float32 values survive the way there and back exactly."""
-    return dataclasses.asdict(completion)
+    """The completion as JSON types; float32 values survive the way there and back exactly.
+
+    JSON has no infinity: the log-prob of an impossible token is null.
+    """
+    message = dataclasses.asdict(completion)
+    for name, kind in RECORDED_FIELDS.items():
+        if message[name] is None:
+            del message[name]
+        elif kind == "list[list[logprob]]":
+            message[name] = [
+                [None if value == -math.inf else value for value in row] for row in message[name]
+            ]
+    return message
 
 
 def completion_from_json(message: Any) -> Completion:
@@ -111,12 +139,19 @@ def completion_from_json(message: Any) -> Completion:
       InvalidMessage: a field is missing, unknown, or of another type; the lists differ in length;
         the finish reason is unknown.
     """
-    completion = Completion(**_checked(message, _COMPLETION_FIELDS, "completion"))
+    fields = _checked(message, _COMPLETION_FIELDS, "completion", optional=RECORDED_FIELDS)
+    for name, kind in RECORDED_FIELDS.items():
+        if name in fields and kind == "list[list[logprob]]":
+            fields[name] = [
+                [-math.inf if value is None else value for value in row] for row in fields[name]
+            ]
+    completion = Completion(**fields)
     length = len(completion.tokens)
-    for name in ("logprobs", "entropies", "policy_versions"):
-        if len(getattr(completion, name)) != length:
+    for name in ("logprobs", "entropies", "policy_versions", *RECORDED_FIELDS):
+        entries = getattr(completion, name)
+        if entries is not None and len(entries) != length:
             raise InvalidMessage(
-                f"completion: {name} has {len(getattr(completion, name))} entries "
+                f"completion: {name} has {len(entries)} entries "
                 f"for {length} tokens; there must be one for each token"
             )
     if completion.finish_reason not in FINISH_REASONS:
@@ -127,18 +162,18 @@ def completion_from_json(message: Any) -> Completion:
     return completion
 
 
-def _checked(message: Any, expected: dict[str, str], what: str) -> dict[str, Any]:
+def _checked(
+    message: Any, expected: dict[str, str], what: str, *, optional: dict[str, str] | None = None
+) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidMessage(f"{what}: is a {type(message).__name__}, expected a JSON object")
-    if set(message) != set(expected):
-        missing, unknown = (
-            sorted(set(expected) - set(message)),
-            sorted(set(message) - set(expected)),
-        )
+    kinds = (optional or {}) | expected
+    missing, unknown = sorted(set(expected) - set(message)), sorted(set(message) - set(kinds))
+    if missing or unknown:
         raise InvalidMessage(f"{what}: missing fields {missing}, unknown fields {unknown}")
-    for name, kind in expected.items():
-        if not _is_a(message[name], kind):
-            raise InvalidMessage(f"{what}: {name} is {message[name]!r:.80}, expected {kind}")
+    for name, value in message.items():
+        if not _is_a(value, kinds[name]):
+            raise InvalidMessage(f"{what}: {name} is {value!r:.80}, expected {kinds[name]}")
     return dict(message)
 
 
@@ -150,4 +185,6 @@ def _is_a(value: Any, kind: str) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "float":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "logprob":
+        return value is None or _is_a(value, "float")
     return isinstance(value, list) and all(_is_a(item, kind[5:-1]) for item in value)

@@ -1,9 +1,9 @@
 """THE distribution over the next token, used by trainer and sampler alike.
 
-`log_softmax(logits, temperature)` defines it. `token_logprobs` is the same distribution for many
-known tokens at once, from hidden states, without ever holding [T, V] logits: they are made chunk by
-chunk in the forward pass and made again in the backward pass (about 4/3 of the projection's work
-against memory of V x T floats).
+`log_softmax(logits, temperature)` defines it. `token_logprobs` and `selected_logprobs` are the same
+distribution for many known tokens at once, from hidden states, without ever holding [T, V] logits:
+they are made chunk by chunk in the forward pass and made again in the backward pass (about 4/3 of
+the projection's work against memory of V x T floats).
 """
 
 import functools
@@ -12,19 +12,21 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_single.ops import masked
+
 
 def log_softmax(logits: jax.Array, temperature: jax.Array | float) -> jax.Array:
-    """Log-probabilities of logits / temperature, float32.
+    """Log-probabilities of logits / temperature, in at least float32.
 
     Args:
       logits: [..., V]; -inf forbids a token.
       temperature: > 0; a scalar, or broadcastable against [..., 1].
     """
-    return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+    return jax.nn.log_softmax(masked.as_float(logits) / temperature, axis=-1)
 
 
 def entropy(logprobs: jax.Array) -> jax.Array:
-    """Entropy in nats of log-probabilities [..., V] over the full vocabulary, [...] float32."""
+    """Entropy in nats of log-probabilities [..., V] over the full vocabulary, [...]."""
     possible = logprobs > -jnp.inf
     finite = jnp.where(possible, logprobs, 0.0)
     return -jnp.sum(jnp.where(possible, jnp.exp(finite) * finite, 0.0), axis=-1)
@@ -49,9 +51,9 @@ def token_logprobs(
     """Log-prob of each token and entropy of its distribution, as `log_softmax` defines it.
 
     Leading batch axes are kept as they are (and so stay sharded as they are); chunks are cut from
-    the token axis. Gradients flow to `hidden` and `unembedding`, from the log-probs only: entropies
-    are stop-gradient. A token with cotangent 0 contributes exactly nothing to either gradient, even
-    if its hidden state or temperature is not finite.
+    the token axis. Gradients flow to `hidden` and `unembedding`. A token whose cotangents are 0
+    contributes exactly nothing to either gradient, even if its hidden state or temperature is not
+    finite. An output that no gradient comes from costs nothing in the backward pass.
 
     Args:
       hidden: [..., T, D], the state from which each token is predicted.
@@ -61,81 +63,159 @@ def token_logprobs(
       chunk: tokens per row of which the logits exist at one time, > 0.
 
     Returns:
-      logprobs, entropies: [..., T] float32; entropies in nats.
+      logprobs, entropies: [..., T] in at least float32; entropies in nats.
+
+    Raises:
+      ValueError: chunk is not positive.
+    """
+    ids = (tokens[..., None],)
+    (logprobs,), entropies = selected_logprobs(hidden, unembedding, ids, temperature, chunk=chunk)
+    return logprobs[..., 0], entropies
+
+
+def selected_logprobs(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    ids: tuple[jax.Array | None, ...],
+    temperature: jax.Array,
+    *,
+    chunk: int,
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """`token_logprobs` of several ids at each position, from one projection.
+
+    Args:
+      hidden, unembedding, temperature, chunk: as in `token_logprobs`.
+      ids: selections; each i32 [..., T, K] with a K of its own, duplicates allowed, or None for all
+        V tokens in order (that result is as large as the logits of all tokens).
+
+    Returns:
+      logprobs: a tuple, for each selection [..., T, K] (K = V for None).
+      entropies: [..., T], nats.
 
     Raises:
       ValueError: chunk is not positive.
     """
     if chunk <= 0:
         raise ValueError(f"token_logprobs: chunk is {chunk}, it must be a positive token count")
-    chex.assert_equal_shape([tokens, temperature])
-    chex.assert_shape(hidden, (*tokens.shape, unembedding.shape[-1]))
-    return _token_logprobs(min(chunk, tokens.shape[-1]), hidden, unembedding, tokens, temperature)
+    chex.assert_shape(hidden, (*temperature.shape, unembedding.shape[-1]))
+    for of_one in ids:
+        if of_one is not None:
+            chex.assert_shape(of_one, (*temperature.shape, of_one.shape[-1]))
+    chunk = min(chunk, temperature.shape[-1])
+    return _selected_logprobs(chunk, hidden, unembedding, ids, temperature)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_logprobs(chunk, hidden, unembedding, tokens, temperature):
+def _selected_logprobs(chunk, hidden, unembedding, ids, temperature):
     def one_chunk(arrays):
-        chunk_hidden, chunk_tokens, chunk_temperature = arrays
+        chunk_hidden, chunk_ids, chunk_temperature = arrays
         logprobs = _chunk_log_softmax(chunk_hidden, unembedding, chunk_temperature)
-        return pick(logprobs, chunk_tokens), entropy(logprobs)
+        return tuple(_select(logprobs, of_one) for of_one in chunk_ids), entropy(logprobs)
 
-    axis = tokens.ndim - 1
+    axis, num_tokens = temperature.ndim - 1, temperature.shape[-1]
     chunks = (
         _split(hidden, axis, chunk, fill=0),
-        _split(tokens, axis, chunk, fill=0),
+        _split(ids, axis, chunk, fill=0),
         _split(temperature, axis, chunk, fill=1),
     )
-    logprobs, entropies = jax.lax.map(one_chunk, chunks)
-    return _join(logprobs, axis, tokens.shape[axis]), _join(entropies, axis, tokens.shape[axis])
+    return _join(jax.lax.map(one_chunk, chunks), axis, num_tokens)
 
 
-def _forward(chunk, hidden, unembedding, tokens, temperature):
-    outputs = _token_logprobs(chunk, hidden, unembedding, tokens, temperature)
-    return outputs, (hidden, unembedding, tokens, temperature)
+def _forward(chunk, *primals):
+    arguments = jax.custom_derivatives.custom_vjp_primal_tree_values(primals)
+    return _selected_logprobs(chunk, *arguments), arguments
 
 
 def _backward(chunk, residuals, cotangents):
-    hidden, unembedding, tokens, temperature = residuals
-    cotangent = cotangents[0]  # that of the entropies is dropped: they are stop-gradient
-    axis, dtype = tokens.ndim - 1, unembedding.dtype
-    batch_and_token = tuple(range(tokens.ndim))
+    hidden, unembedding, ids, temperature = residuals
+    ids, of_ids, of_entropy = _without_zeros(ids, *cotangents)
+    axis, dtype = temperature.ndim - 1, unembedding.dtype
+    wide = _wide(hidden, unembedding)
+    batch_and_token = tuple(range(temperature.ndim))
 
     def one_chunk(unembedding_gradient, arrays):
-        chunk_hidden, chunk_tokens, chunk_temperature, chunk_cotangent = arrays
-        probabilities = jnp.exp(_chunk_log_softmax(chunk_hidden, unembedding, chunk_temperature))
-        score = _one_hot(chunk_tokens, unembedding.shape[0]) - probabilities
-        logits_gradient = ((chunk_cotangent / chunk_temperature)[..., None] * score).astype(dtype)
-        hidden_gradient = jnp.matmul(
-            logits_gradient, unembedding, preferred_element_type=jnp.float32
-        )
+        chunk_hidden, chunk_temperature, *of_outputs = arrays
+        logprobs = _chunk_log_softmax(chunk_hidden, unembedding, chunk_temperature)
+        logits_gradient = _logits_gradient(logprobs, chunk_temperature, *of_outputs).astype(dtype)
+        hidden_gradient = jnp.matmul(logits_gradient, unembedding, preferred_element_type=wide)
         unembedding_gradient += jnp.tensordot(
             logits_gradient,
             chunk_hidden,
             (batch_and_token, batch_and_token),
-            preferred_element_type=jnp.float32,
+            preferred_element_type=wide,
         )
         return unembedding_gradient, hidden_gradient.astype(hidden.dtype)
 
-    used = cotangent != 0
+    used = _is_used(of_ids, of_entropy)
     chunks = (
         _split(jnp.where(used[..., None], hidden, 0), axis, chunk, fill=0),
-        _split(tokens, axis, chunk, fill=0),
         _split(jnp.where(used, temperature, 1), axis, chunk, fill=1),
-        _split(cotangent, axis, chunk, fill=0),
+        *_split((ids, of_ids, of_entropy), axis, chunk, fill=0),
     )
-    zeros = jnp.zeros(unembedding.shape, jnp.float32)
+    zeros = jnp.zeros(unembedding.shape, wide)
     unembedding_gradient, hidden_gradient = jax.lax.scan(one_chunk, zeros, chunks)
-    hidden_gradient = _join(hidden_gradient, axis, tokens.shape[axis])
+    hidden_gradient = _join(hidden_gradient, axis, temperature.shape[axis])
     return hidden_gradient, unembedding_gradient.astype(dtype), None, None
 
 
-_token_logprobs.defvjp(_forward, _backward)
+# Symbolic zeros say while tracing which outputs no gradient comes from: these cost nothing.
+_selected_logprobs.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _without_zeros(ids, of_ids, of_entropy):
+    """The selections and cotangents of the outputs that a gradient comes from."""
+
+    def is_zero(cotangent):
+        return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+
+    pairs = [pair for pair in zip(ids, of_ids, strict=True) if not is_zero(pair[1])]
+    ids, of_ids = (tuple(pair[side] for pair in pairs) for side in (0, 1))
+    return ids, of_ids, None if is_zero(of_entropy) else of_entropy
+
+
+def _is_used(of_ids, of_entropy):
+    """[..., T] bool: some output of the token has a cotangent."""
+    flags = [jnp.any(cotangent != 0, axis=-1) for cotangent in of_ids]
+    if of_entropy is not None:
+        flags.append(of_entropy != 0)
+    return functools.reduce(jnp.logical_or, flags)
+
+
+def _logits_gradient(logprobs, temperature, ids, of_ids, of_entropy):
+    """Gradient with respect to the logits before the temperature, [..., V]."""
+    probabilities = jnp.exp(logprobs)
+    parts = [
+        _select_gradient(of_one, cotangent / temperature[..., None], probabilities)
+        for of_one, cotangent in zip(ids, of_ids, strict=True)
+    ]
+    if of_entropy is not None:
+        surprise = logprobs + entropy(logprobs)[..., None]
+        parts.append(-(of_entropy / temperature)[..., None] * probabilities * surprise)
+    return functools.reduce(jnp.add, parts)
+
+
+def _select(logprobs, ids):
+    """[..., V] and ids [..., K] give [..., K]; all V without ids."""
+    return logprobs if ids is None else pick(logprobs[..., None, :], ids)
+
+
+def _select_gradient(ids, cotangent, probabilities):
+    """Of `_select` after a softmax, with respect to the scaled logits, [..., V]."""
+    if ids is None:
+        return cotangent - probabilities * jnp.sum(cotangent, axis=-1, keepdims=True)
+    score = _one_hot(ids, probabilities.shape[-1]) - probabilities[..., None, :]
+    return jnp.sum(cotangent[..., None] * score, axis=-2)
 
 
 def _chunk_log_softmax(hidden, unembedding, temperature):
-    logits = jnp.matmul(hidden, unembedding.T, preferred_element_type=jnp.float32)
+    wide = _wide(hidden, unembedding)
+    logits = jnp.matmul(hidden, unembedding.T, preferred_element_type=wide)
     return log_softmax(logits, temperature[..., None])
+
+
+def _wide(hidden, unembedding):
+    """The dtype of sums: at least float32."""
+    return jnp.promote_types(jnp.result_type(hidden, unembedding), jnp.float32)
 
 
 def _one_hot(tokens, vocab_size):
@@ -144,18 +224,26 @@ def _one_hot(tokens, vocab_size):
     return tokens[..., None] == ids
 
 
-def _split(x, axis, chunk, *, fill):
+def _split(tree, axis, chunk, *, fill):
     """Cuts axis T into the chunks of a scan: [..., T, *] -> [T / chunk, ..., chunk, *]."""
-    num_chunks = -(-x.shape[axis] // chunk)
-    padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, num_chunks * chunk - x.shape[axis])
-    padded = jnp.pad(x, padding, constant_values=fill)
-    shape = (*x.shape[:axis], num_chunks, chunk, *x.shape[axis + 1 :])
-    return jnp.moveaxis(padded.reshape(shape), axis, 0)
+
+    def of_array(x):
+        num_chunks = -(-x.shape[axis] // chunk)
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, num_chunks * chunk - x.shape[axis])
+        padded = jnp.pad(x, padding, constant_values=fill)
+        shape = (*x.shape[:axis], num_chunks, chunk, *x.shape[axis + 1 :])
+        return jnp.moveaxis(padded.reshape(shape), axis, 0)
+
+    return jax.tree.map(of_array, tree)
 
 
-def _join(chunks, axis, num_tokens):
+def _join(tree, axis, num_tokens):
     """Undoes `_split` and cuts its padding off: [T / chunk, ..., chunk, *] -> [..., T, *]."""
-    moved = jnp.moveaxis(chunks, 0, axis)
-    shape = (*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
-    return jax.lax.slice_in_dim(moved.reshape(shape), 0, num_tokens, axis=axis)
+
+    def of_array(chunks):
+        moved = jnp.moveaxis(chunks, 0, axis)
+        shape = (*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
+        return jax.lax.slice_in_dim(moved.reshape(shape), 0, num_tokens, axis=axis)
+
+    return jax.tree.map(of_array, tree)

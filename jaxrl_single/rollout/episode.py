@@ -21,6 +21,7 @@ import numpy as np
 from jaxrl_single import types, wire
 from jaxrl_single.envs import base
 from jaxrl_single.envs import chat as chat_lib
+from jaxrl_single.rollout import action_rows
 from jaxrl_single.rollout import client as client_lib
 
 
@@ -192,6 +193,7 @@ async def _sample(
         with record.clock("sampling"):
             completion = await client.generate(request)
         _check(completion, request, source)
+        record.rows.append(completion, where=f"turn {turn}", sampled=source == "policy")
     except (Exception, asyncio.CancelledError) as error:
         _reraise_own_cancellation(error)
         raise _Fault("sampler") from error
@@ -245,6 +247,7 @@ class _Record:
         self.tokens: list[int] = []
         self.messages: list[dict[str, str]] = []
         self.seconds: dict[str, float] = {"sampling": 0.0, "environment": 0.0, "total": 0.0}
+        self.rows = action_rows.ActionRows()
         self.success: bool | None = None
         self.truncated = False
         self._terminated = False
@@ -333,6 +336,7 @@ class _Record:
             attempt=ticket.attempt,
             task_id=ticket.task.id,
             **self._arrays(),
+            **self.rows.arrays(),
             reward=None if error else self._reward,
             terminated=self._terminated and error is None,
             truncated=self.truncated and error is None,

@@ -1,6 +1,6 @@
 """Turns the trajectories of a run into JSON lines: python -m jaxrl_single.run.export WORKDIR
 
-    --form=tokens     one trajectory a line, every field and per-token array
+    --form=tokens     one trajectory a line, every field and array; null for what was not recorded
     --form=messages   {"id", "task_id", "messages": [{"role", "content"}], "reward", ...}
 
 A trajectory lies in the store until a checkpoint covers the step that trained it.

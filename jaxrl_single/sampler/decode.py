@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_single import types
 from jaxrl_single.models import api
 from jaxrl_single.ops import logprobs as logprob_ops
+from jaxrl_single.sampler import inversion, recording
 
 NO_TOKEN = -1  # fills `stop_tokens`; equals no token id
-_NARROW = 256  # vocabularies up to this are searched in one level, which has fewer operations
 
 
 @jax.tree_util.register_dataclass
@@ -71,6 +71,7 @@ class Sampled:
       counts: i32 [S].
       stopped: bool [S], the last sampled token is a stop token.
       steps: i32 [], steps that were taken.
+      recorded: [chunk, S, width], the fields that `types.Record` asks for, by name.
     """
 
     tokens: jax.Array
@@ -79,6 +80,7 @@ class Sampled:
     counts: jax.Array
     stopped: jax.Array
     steps: jax.Array
+    recorded: recording.Rows
 
 
 @functools.partial(jax.jit, static_argnames=("policy",), donate_argnames=("cache",))
@@ -95,7 +97,9 @@ def prefill(
     return policy.prefill(params, cache, slots, tokens, starts, lengths)
 
 
-@functools.partial(jax.jit, static_argnames=("policy", "num_steps"), donate_argnames=("cache",))
+@functools.partial(
+    jax.jit, static_argnames=("policy", "num_steps", "record"), donate_argnames=("cache",)
+)
 def decode_chunk(
     policy: api.Policy,
     params: api.Params,
@@ -104,13 +108,17 @@ def decode_chunk(
     run_key: jax.Array,
     *,
     num_steps: int,
+    record: types.Record,
 ) -> tuple[Any, Sampled]:
     """Takes up to `num_steps` steps in each active slot: known tokens first, then sampled ones.
 
-    The token of index i in a turn is drawn by
-    fold_in(fold_in(fold_in(fold_in(run_key, ticket), attempt), turn), i): never by the slot.
+    The token of index i in a turn is drawn by the key
+    fold_in(fold_in(fold_in(fold_in(run_key, ticket), attempt), turn), i), its auxiliary draws by
+    fold_in(that key, recording.AUX): never by the slot.
     """
-    uniforms = _uniforms(run_key, rows, num_steps)
+    keys = _token_keys(run_key, rows, num_steps)
+    uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    aux_uniforms = recording.uniforms(record, keys)
     num_slots = rows.num_known.shape[0]
     empty = jnp.zeros((num_steps, num_slots))
     sampled = Sampled(
@@ -120,6 +128,7 @@ def decode_chunk(
         counts=jnp.zeros(num_slots, jnp.int32),
         stopped=jnp.zeros(num_slots, bool),
         steps=jnp.zeros((), jnp.int32),
+        recorded=recording.empty(record, num_steps, num_slots, policy.config.vocab_size),
     )
 
     def unfinished(carry: tuple) -> jax.Array:
@@ -131,7 +140,9 @@ def decode_chunk(
         step = sampled.steps
         tokens = jnp.where(step < rows.num_known, rows.tokens[step], newest)
         logits, cache = policy.decode(params, cache, tokens, rows.positions + step, active)
-        newest, logprobs, entropies = draw(logits, rows.temperatures, uniforms[step])
+        table = logprob_ops.log_softmax(logits, rows.temperatures[:, None])
+        newest, logprobs, entropies = draw(table, uniforms[step])
+        recorded = recording.rows(record, table, aux_uniforms[step])
         sampling = active & (step >= rows.num_known - 1)
         sampled = Sampled(
             tokens=sampled.tokens.at[step].set(newest),
@@ -140,6 +151,9 @@ def decode_chunk(
             counts=sampled.counts + sampling,
             stopped=sampled.stopped | (sampling & _is_stop(newest, rows.stop_tokens)),
             steps=step + 1,
+            recorded={
+                name: array.at[step].set(recorded[name]) for name, array in sampled.recorded.items()
+            },
         )
         active = active & ~sampled.stopped & (sampled.counts < rows.budgets)
         return cache, newest, active, sampled
@@ -154,75 +168,32 @@ def num_compilations() -> int:
     return prefill._cache_size() + decode_chunk._cache_size()
 
 
-def draw(
-    logits: jax.Array, temperatures: jax.Array, uniforms: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def draw(logprobs: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One token per row by inversion of the distribution function.
 
     One uniform per token instead of Gumbel noise over the vocabulary: less than half the cost on
     CPU. A token of probability 0 is never drawn, whatever the rounding of the partial sums.
 
     Args:
-      logits: [S, V].
-      temperatures: [S], > 0.
+      logprobs: [S, V], of the distributions.
       uniforms: [S] in [0, 1).
 
     Returns:
       tokens i32 [S], their log-probs [S] and the entropies [S] in nats, float32.
     """
-    logprobs = logprob_ops.log_softmax(logits, temperatures[:, None])
-    tokens = invert(jnp.exp(logprobs), uniforms)
+    tokens = inversion.invert(jnp.exp(logprobs), uniforms)
     return tokens, logprob_ops.pick(logprobs, tokens), logprob_ops.entropy(logprobs)
 
 
-def invert(probabilities: jax.Array, uniforms: jax.Array) -> jax.Array:
-    """The token whose part of the distribution function holds the uniform, i32 [S].
-
-    Wide rows are cut into about sqrt(V) blocks: first the block is found, then the token in it,
-    so that no partial sums of the whole vocabulary are needed.
-
-    Args:
-      probabilities: [S, V] >= 0, each row with a positive entry; their sum need not be 1.
-      uniforms: [S] in [0, 1).
-    """
-    thresholds = uniforms * probabilities.sum(axis=-1)
-    vocab_size = probabilities.shape[-1]
-    if vocab_size <= _NARROW:
-        return _first_above(probabilities, thresholds)
-    width = math.isqrt(vocab_size - 1) + 1
-    padded = jnp.pad(probabilities, ((0, 0), (0, -vocab_size % width)))
-    blocks = padded.reshape(len(padded), -1, width)
-    masses = blocks.sum(axis=-1)
-    chosen = _first_above(masses, thresholds)
-    before = jnp.sum(jnp.where(jnp.arange(masses.shape[1])[None] < chosen[:, None], masses, 0), -1)
-    block = jnp.take_along_axis(blocks, chosen[:, None, None], axis=1)[:, 0]
-    return chosen * width + _first_above(block, thresholds - before)
-
-
-def _first_above(weights: jax.Array, thresholds: jax.Array) -> jax.Array:
-    """Index of the first positive weight whose partial sum exceeds the threshold, i32 [S].
-
-    If rounding has put the threshold above all sums, the first of the largest sums.
-    """
-    size = weights.shape[-1]
-    # A dot with a triangle: XLA:CPU computes cumsum as a window of V terms at every place.
-    triangle = jnp.triu(jnp.ones((size, size), weights.dtype))
-    sums = jnp.matmul(weights, triangle, precision=jax.lax.Precision.HIGHEST)
-    sums = jnp.where(weights > 0, sums, -jnp.inf)
-    above = (sums > thresholds[:, None]) | (sums == sums.max(axis=-1, keepdims=True))
-    return jnp.min(jnp.where(above, jnp.arange(size, dtype=jnp.int32)[None], size), axis=-1)
-
-
-def _uniforms(run_key: jax.Array, rows: Rows, num_steps: int) -> jax.Array:
-    """[num_steps, S]; drawn for the whole chunk at once. Steps that only feed get any number."""
+def _token_keys(run_key: jax.Array, rows: Rows, num_steps: int) -> jax.Array:
+    """[num_steps, S] of the whole chunk at once. Steps that only feed get any key."""
     fold = jax.vmap(jax.random.fold_in)
     keys = jnp.broadcast_to(run_key, rows.tickets.shape)
     for name in (rows.tickets, rows.attempts, rows.turns):
         keys = fold(keys, name)
     first = rows.indices - (rows.num_known - 1).astype(jnp.uint32)  # wraps while feeding
     indices = first[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
-    keys = jax.vmap(fold, in_axes=(None, 0))(keys, indices)
-    return jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    return jax.vmap(fold, in_axes=(None, 0))(keys, indices)
 
 
 def _is_stop(tokens: jax.Array, stop_tokens: jax.Array) -> jax.Array:

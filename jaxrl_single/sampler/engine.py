@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_single import wire
+from jaxrl_single import types, wire
 from jaxrl_single.models import api
 from jaxrl_single.sampler import checks, decode
 from jaxrl_single.sampler import slots as slots_lib
@@ -70,6 +70,7 @@ class Engine:
         seed: int,
         swap: str = "keep",
         max_fed_tokens: int = 0,
+        record: types.Record = types.RECORD_NOTHING,
     ):
         """Takes a copy of params.
 
@@ -84,9 +85,11 @@ class Engine:
             with the new weights before their next token.
           max_fed_tokens: a turn that brings at most so many new tokens (besides its last) is read
             by decode steps instead of a prefill; cache_length for no prefill at all.
+          record: what every answer holds besides its tokens.
 
         Raises:
-          ValueError: a size is not positive, a prefill wider than the cache, an unknown swap.
+          ValueError: a size is not positive, an unknown swap, or a record that the vocabulary is
+            too small for.
         """
         sizes = {
             "num_slots": num_slots,
@@ -100,10 +103,12 @@ class Engine:
                 raise ValueError(f"sampler: {name} is {size}, it must be positive")
         if swap not in SWAPS:
             raise ValueError(f"sampler.swap is {swap!r}, allowed are {SWAPS}")
+        record.widths(policy.config.vocab_size)  # refuses what does not fit
         self.version = version
         self.error: BaseException | None = None
         self._policy = policy
         self._decode_chunk = decode_chunk
+        self._record = record
         self._prefill_rows = prefill_rows
         self._max_fed = max_fed_tokens
         # A width beyond the cache would be padding only; if all is fed, nothing is prefilled.
@@ -346,6 +351,7 @@ class Engine:
             rows,
             self._run_key,
             num_steps=self._decode_chunk,
+            record=self._record,
         )
         return sampled
 

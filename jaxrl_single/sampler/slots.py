@@ -44,6 +44,8 @@ class Slots:
         self._logprobs = np.zeros(per_token, np.float32)
         self._entropies = np.zeros(per_token, np.float32)
         self._versions = np.zeros(per_token, np.int32)
+        # Of the turn, chunk by chunk: rows of a vocabulary are too large to hold for every token.
+        self._recorded: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_slots)]
         self._owner: dict[str, int] = {}  # session -> slot
         self._free = list(range(num_slots - 1, -1, -1))
 
@@ -90,6 +92,7 @@ class Slots:
         self._tickets[slot] = request.ticket
         self._attempts[slot] = request.attempt
         self._turns[slot] = request.turn
+        self._recorded[slot] = []
         self._stop_tokens[slot] = decode.NO_TOKEN
         self._stop_tokens[slot, : len(request.stop_token_ids)] = request.stop_token_ids
         self.active[slot] = self._budgets[slot] > 0
@@ -150,6 +153,7 @@ class Slots:
         self._logprobs[slots, at] = sampled.logprobs[steps, slots]
         self._entropies[slots, at] = sampled.entropies[steps, slots]
         self._versions[slots, at] = version
+        self._keep_rows(sampled, first)
         self._lengths += counts
         self._budgets -= counts
         # A step reads one token; the newest sampled one has not been read.
@@ -168,7 +172,17 @@ class Slots:
             entropies=self._entropies[slot, turn].tolist(),
             policy_versions=self._versions[slot, turn].tolist(),
             finish_reason=finish_reason,
+            **{
+                name: np.concatenate([chunk[name] for chunk in self._recorded[slot]]).tolist()
+                for name in (self._recorded[slot][0] if self._recorded[slot] else ())
+            },
         )
+
+    def _keep_rows(self, sampled: decode.Sampled, first: np.ndarray) -> None:
+        for slot in np.flatnonzero(sampled.counts).tolist() if sampled.recorded else ():
+            steps = slice(first[slot], first[slot] + sampled.counts[slot])
+            chunk = {name: array[steps, slot].copy() for name, array in sampled.recorded.items()}
+            self._recorded[slot].append(chunk)
 
     def _prefill_batch(
         self, batch: np.ndarray, num_rows: int, width: int, pieces: np.ndarray

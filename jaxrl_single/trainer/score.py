@@ -21,7 +21,8 @@ def make_score(
     @jax.jit
     def score(params, batch):
         def of_micro(micro):
-            return forward.policy_forward(policy, params, micro, chunk=chunk)
+            outputs = forward.policy_forward(policy, params, micro, chunk=chunk)
+            return outputs.logprobs, outputs.entropies
 
         return accumulate.forward(of_micro, batch)
 

@@ -44,7 +44,7 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
         )
 
         def share(params, micro, _, carry):
-            logprobs, _ = forward.policy_forward(policy, params, micro, chunk=chunk)
+            logprobs = forward.policy_forward(policy, params, micro, chunk=chunk).logprobs
             loss = reduce.token_mean(
                 supervised.negative_log_likelihood(logprobs, micro.loss_mask),
                 micro.loss_mask,

@@ -146,16 +146,6 @@ def test_probabilities_of_all_tokens_sum_to_one():
     np.testing.assert_allclose(np.sum(np.exp(np.stack(of_token)), axis=0), 1.0, rtol=1e-5)
 
 
-def test_entropies_carry_no_gradient():
-    hidden, unembedding, tokens, temperature, _ = make_inputs()
-
-    def total_entropy(hidden, unembedding):
-        return jnp.sum(forward(hidden, unembedding, tokens, temperature, chunk=CHUNK)[1])
-
-    for gradient in jax.jit(jax.grad(total_entropy, argnums=(0, 1)))(hidden, unembedding):
-        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
-
-
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e38])
 def test_tokens_without_cotangent_change_no_gradient_bitwise(garbage):
     hidden, unembedding, tokens, temperature, cotangent = make_inputs(4)

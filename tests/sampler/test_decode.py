@@ -5,16 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_single.ops import logprobs as logprob_ops
 from jaxrl_single.sampler import decode
 
 
 def _draw_at(row, uniforms, temperature=1.0):
     count = len(uniforms)
     rows = jnp.broadcast_to(jnp.asarray(row, jnp.float32), (count, len(row)))
-    return [
-        np.asarray(x)
-        for x in jax.jit(decode.draw)(rows, jnp.full(count, temperature), jnp.asarray(uniforms))
-    ]
+    table = logprob_ops.log_softmax(rows, temperature)
+    return [np.asarray(x) for x in jax.jit(decode.draw)(table, jnp.asarray(uniforms))]
 
 
 def _softmax(row, temperature):

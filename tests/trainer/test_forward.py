@@ -1,5 +1,6 @@
 """The alignment: what is said about token t comes from the state at t - 1 of its segment."""
 
+import dataclasses
 import functools
 
 import jax
@@ -54,7 +55,9 @@ def _micro():
 
 def test_log_probs_are_of_the_token_at_their_place():
     micro = _micro()
-    logprobs, entropies = _jitted(_next_token_policy(3.0), 4)({}, micro)
+    outputs = _jitted(_next_token_policy(3.0), 4)({}, micro)
+    logprobs, entropies = outputs.logprobs, outputs.entropies
+    assert outputs.aux_logprobs is outputs.topk_logprobs is outputs.full_logprobs is None
     others = cases.VOCABULARY - 1
     # log-prob of the predicted token and of any other, at temperature 1 and 0.5
     right = {t: 3 / t - np.log(np.exp(3 / t) + others) for t in (1.0, 0.5)}
@@ -66,6 +69,52 @@ def test_log_probs_are_of_the_token_at_their_place():
     entropy = -p * right[1.0] - (1 - p) * wrong[1.0]
     np.testing.assert_allclose(entropies[0, 6:8], entropy, atol=1e-6)
     assert (np.asarray(entropies)[0, [0, 3, 5, 8, 9]] == 0).all()
+
+
+def test_recorded_ids_are_scored_at_the_place_of_their_token():
+    """Whole rows of a bigram table, at the temperature of the token; the rest picks from them."""
+    policy = cases.bigram_policy()
+    params = policy.init(jax.random.key(4))
+    micro = _micro()
+    rng = np.random.default_rng(5)
+    aux, topk = (rng.integers(0, cases.VOCABULARY, (1, 10, k)).astype(np.int32) for k in (3, 2))
+    micro = dataclasses.replace(
+        micro, aux_tokens=aux, topk_tokens=topk, full_logprobs=np.zeros((1, 10, cases.VOCABULARY))
+    )
+    outputs = jax.device_get(_jitted(policy, 4)(params, micro))
+    logits = np.asarray(params["unembedding"]["table"], np.float64).T
+    expected = np.zeros((10, cases.VOCABULARY))
+    for place in (1, 2, 4, 6, 7):  # those that have a predecessor in their segment
+        row = logits[micro.tokens[0, place - 1]] / micro.temperature[0, place]
+        expected[place] = row - np.log(np.exp(row).sum())
+    np.testing.assert_allclose(outputs.full_logprobs[0], expected, atol=1e-5)
+    for found, ids in ((outputs.aux_logprobs, aux), (outputs.topk_logprobs, topk)):
+        np.testing.assert_allclose(
+            found[0], np.take_along_axis(expected, ids[0], axis=1), atol=1e-5
+        )
+    plain = _jitted(policy, 4)(params, _micro())
+    cases.assert_close(
+        (outputs.logprobs, outputs.entropies), (plain.logprobs, plain.entropies), atol=1e-6
+    )
+
+
+def test_recorded_garbage_off_the_mask_changes_no_gradient():
+    policy = cases.bigram_policy()
+    params = policy.init(jax.random.key(4))
+    micro = _micro()
+    aux = np.full((1, 10, 2), 5, np.int32)
+    weights = np.random.default_rng(6).normal(size=(1, 10, 2)) * micro.action_mask[..., None]
+
+    @jax.jit
+    @jax.grad
+    def slope(params, aux):
+        given = dataclasses.replace(micro, aux_tokens=aux)
+        found = forward.policy_forward(policy, params, given, chunk=4)
+        return jnp.sum(found.aux_logprobs * weights)
+
+    clean = slope(params, aux)
+    assert cases.any_differs(clean, jax.tree.map(jnp.zeros_like, clean))
+    cases.assert_equal(slope(params, np.where(micro.action_mask[..., None], aux, 2**30)), clean)
 
 
 def test_values_are_of_the_prefix_before_the_token():
