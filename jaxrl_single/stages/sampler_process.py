@@ -66,7 +66,12 @@ def weights_directory(config: ml_collections.ConfigDict, paths: workdir.Workdir)
 
 
 def make_engine(
-    config: ml_collections.ConfigDict, policy: api.Policy, params: api.Params, version: int
+    config: ml_collections.ConfigDict,
+    policy: api.Policy,
+    params: api.Params,
+    version: int,
+    *,
+    record: types.Record = types.RECORD_NOTHING,
 ) -> engine_lib.Engine:
     """An engine of the config's shape; its context is a whole episode."""
     return engine_lib.Engine(
@@ -81,6 +86,7 @@ def make_engine(
         max_fed_tokens=config.sampler.max_fed_tokens,
         seed=config.seed,
         swap=config.sampler.swap,
+        record=record,
     )
 
 
