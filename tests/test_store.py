@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from jaxrl_single import store, types, workdir
 from tests import trajectory_maker
-from tests.trajectory_maker import make_error, make_trajectory
+from tests.trajectory_maker import make_error, make_trajectory, recorded_rows
 
 RUN = "run-a"
 
@@ -39,6 +39,8 @@ def only_file(directory, split="train"):
         make_trajectory(5, split="eval", purpose="eval/rl@3", messages=()),
         make_error(6),
         make_trajectory(1234567890, length=3, success=None),
+        make_trajectory(7, **recorded_rows(3)),
+        make_trajectory(8, full_logprobs=np.float32([[-0.5, -np.inf]] * 3)),
     ],
 )
 def test_what_is_written_is_read(directory, trajectory):
@@ -93,6 +95,10 @@ def test_rewards_are_folded_when_they_come_in(directory):
         ({"reward": float("nan")}, "reward is nan"),
         ({"tokens": np.zeros(6, np.int64)}, "tokens is int64"),
         ({"rollout_logprobs": np.full(6, 0.5, np.float32)}, "rollout_logprobs"),
+        ({"aux_tokens": np.zeros((3, 2), np.int32)}, "aux_tokens and aux_logprobs"),
+        ({"full_logprobs": np.zeros((6, 2), np.float32)}, r"full_logprobs is float32\[6, 2\]"),
+        ({"full_logprobs": np.zeros((3, 2))}, "full_logprobs is float64"),
+        ({"full_logprobs": np.full((3, 2), np.nan, np.float32)}, r"full_logprobs\[0, 0\] is nan"),
         ({"run_id": "run-b"}, "of run run-b, this store is of run run-a"),
     ],
 )
@@ -312,6 +318,22 @@ def test_the_temporary_file_of_a_living_writer_is_left_alone(directory):
     mine.write_bytes(b"half")
     store.TrajectoryStore(directory, RUN)
     assert mine.exists()
+
+
+def test_a_file_with_an_unknown_array_is_refused(monkeypatch):
+    data = store.encode(make_trajectory(**recorded_rows(3)))
+    monkeypatch.setattr(store, "_ARRAY_FIELDS", types.TOKEN_FIELDS)  # as an older program has it
+    with pytest.raises(types.InvalidTrajectory, match="its fields are not those"):
+        store.decode(data)
+
+
+def test_recorded_rows_are_covered_by_the_checksum():
+    given = make_trajectory(**recorded_rows(3))
+    data = store.encode(given)
+    at = data.index(given.topk_logprobs.tobytes())
+    torn = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    with pytest.raises(types.InvalidTrajectory, match="checksum"):
+        store.decode(torn)
 
 
 def test_exports_are_json(directory):

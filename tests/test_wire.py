@@ -1,12 +1,20 @@
 """The wire's messages survive JSON exactly, and broken ones are refused with their field."""
 
+import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 from jaxrl_single import types, wire
 
+# Three fields of what a sampler may record; the last holds an impossible token.
+RECORDED = {
+    "topk_tokens": [[3, 1], [6, 0]],
+    "topk_logprobs": [[float(np.float32(-0.1)), -5.0], [0.0, -math.inf]],
+    "full_logprobs": [[-1.0, -math.inf], [-2.0, float(np.float32(-0.3))]],
+}
 REQUEST = wire.Request(
     session="000000007-1",
     ticket=7,
@@ -32,6 +40,15 @@ def test_request_and_completion_survive_json_exactly():
     completion = json.loads(json.dumps(wire.completion_to_json(COMPLETION)))
     assert wire.completion_from_json(completion) == COMPLETION
     assert np.float32(wire.completion_from_json(completion).logprobs[0]) == np.float32(-0.1)
+
+
+def test_recorded_rows_survive_json_exactly():
+    given = dataclasses.replace(COMPLETION, **RECORDED)
+    message = json.loads(
+        json.dumps(wire.completion_to_json(given), allow_nan=False), parse_constant=pytest.fail
+    )
+    assert "aux_tokens" not in message
+    assert wire.completion_from_json(message) == given
 
 
 def test_numpy_ids_become_json():
@@ -60,6 +77,11 @@ def test_a_broken_request_names_its_field(change, named):
         ({"logprobs": [0.0]}, "logprobs has 1 entries for 2 tokens"),
         ({"finish_reason": "eos"}, "'eos'.*allowed are"),
         ({"policy_versions": [1, None]}, "policy_versions"),
+        ({"aux_tokens": [[1]]}, "aux_tokens has 1 entries for 2 tokens"),
+        ({"aux_tokens": [[1], [1.5]]}, "aux_tokens is .*expected list"),
+        ({"topk_logprobs": [[-1.0], ["x"]]}, "topk_logprobs is"),
+        ({"full_logprobs": None}, "full_logprobs is None"),
+        ({"routes": [[1], [2]]}, "unknown fields .*routes"),
     ],
 )
 def test_a_broken_completion_names_its_field(change, named):
@@ -73,5 +95,6 @@ def test_other_json_is_refused(message):
         wire.request_from_json(message)
 
 
-def test_wire_and_trajectories_know_the_same_finish_reasons():
+def test_wire_and_trajectories_know_the_same_names():
     assert wire.FINISH_REASONS == types.FINISH_REASONS
+    assert list(wire.RECORDED_FIELDS) == list(types.ACTION_FIELDS)

@@ -38,6 +38,20 @@ def make_trajectory(ticket=0, *, run_id="run-a", length=6, seed=0, **changes):
     return types.Trajectory(**{**fields, **changes})
 
 
+def recorded_rows(num_actions, *, draws=2, likeliest=3, vocab_size=5, seed=0):
+    """Arrays of types.ACTION_FIELDS by name; one entry of the whole rows is impossible."""
+    rng = np.random.default_rng(seed)
+    widths = types.Record(num_aux=draws, topk=likeliest, full=True).widths(vocab_size)
+    rows = {
+        name: rng.integers(0, vocab_size, (num_actions, width), np.int32)
+        if name.endswith("_tokens")
+        else -rng.random((num_actions, width), np.float32)
+        for name, width in widths.items()
+    }
+    rows["full_logprobs"][0, 0] = -np.inf
+    return rows
+
+
 def make_error(ticket=0, **changes):
     """An episode that failed before its first token."""
     empty = {name: np.zeros(0, dtype) for name, dtype in types.TOKEN_FIELDS.items()}

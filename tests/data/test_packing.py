@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxrl_single import types
 from jaxrl_single.data import packing
+from tests import trajectory_maker
 
 
 def _trajectory(length, *, ticket=0, seed=0, segments=None, **changes):
@@ -156,6 +157,56 @@ def test_a_limit_means_what_the_config_says(on_limit, terminated, bootstrap, tra
     assert _stream(batch, "loss_mask")[index == 0].any() == trained
     assert _stream(batch, "loss_mask")[index == 1].sum() == 4
     assert _stream(batch, "action_mask")[index == 0].sum() == 5
+
+
+RECORD = types.Record(num_aux=2, topk=3, full=True)
+WIDTHS = RECORD.widths(5)
+
+
+def _recorded(length, *, ticket=0, segments=None, **changes):
+    plain = _trajectory(length, ticket=ticket, segments=segments)
+    rows = trajectory_maker.recorded_rows(plain.num_actions, seed=ticket)
+    return dataclasses.replace(plain, **(rows | changes))
+
+
+def test_recorded_rows_lie_on_their_action_tokens():
+    given_ = [
+        _recorded(17, ticket=0, segments=[6, 6, 5]),  # over two rows
+        _recorded(4, ticket=1),
+        _recorded(5, ticket=2),
+    ]
+    batch = _pack(given_, num_trajectories=4, recorded=WIDTHS)
+    index, mask = _stream(batch, "trajectory_index"), _stream(batch, "action_mask")
+    for name, width in WIDTHS.items():
+        assert getattr(batch, name).shape == (*batch.tokens.shape, width)
+        assert getattr(batch, name).dtype == types.ACTION_FIELDS[name]
+        stream = getattr(batch, name).reshape(-1, width)
+        assert not stream[~mask].any()
+        for number, source in enumerate(batch.source_index[:3]):
+            here = mask & (index == number)
+            np.testing.assert_array_equal(stream[here], getattr(given_[source], name))
+
+
+def test_only_the_rows_that_are_asked_for_are_packed():
+    batch = _pack([_recorded(4)])
+    assert batch.aux_tokens is batch.full_logprobs is None
+    batch = _pack([_recorded(4)], recorded=types.Record(topk=3).widths(5))
+    assert batch.topk_tokens.shape == (*batch.tokens.shape, 3)
+    assert batch.aux_tokens is batch.full_logprobs is None
+    # A batch with nothing to train has the same arrays, and so the same program.
+    assert _pack([], recorded=WIDTHS).full_logprobs.shape == (1, 2, 10, 5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topk_tokens": None, "topk_logprobs": None},
+        {"topk_tokens": np.zeros((3, 2), np.int32), "topk_logprobs": np.zeros((3, 2), np.float32)},
+    ],
+)
+def test_a_trajectory_without_what_the_algorithm_reads_is_refused(changes):
+    with pytest.raises(ValueError, match=r"run/000000000-0 lacks \{'topk_tokens': 3, 'topk_log"):
+        _pack([_recorded(4, ticket=1), _recorded(4, **changes)], recorded=WIDTHS)
 
 
 def test_no_trajectories_make_a_batch_with_nothing_to_train():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jaxrl_single import store, workdir
-from tests.trajectory_maker import make_error, make_trajectory
+from tests.trajectory_maker import make_error, make_trajectory, recorded_rows
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def paths(tmp_path):
     paths, run_id = workdir.create(tmp_path / "run")
     box = store.TrajectoryStore(paths.trajectories, run_id)
     box.write(make_trajectory(2, run_id=run_id, success=False, reward=0.0))
-    box.write(make_trajectory(1, run_id=run_id))
+    box.write(make_trajectory(1, run_id=run_id, **recorded_rows(3)))
     box.write(make_error(5, run_id=run_id))
     box.write(make_trajectory(9, run_id=run_id, split="eval"))
     return paths
@@ -42,6 +42,16 @@ def test_tokens(paths):
     assert lines[1]["rollout_logprobs"] == [
         None if math.isnan(value) else value for value in given.rollout_logprobs.tolist()
     ]
+    rows = recorded_rows(3)
+    assert lines[1]["topk_tokens"] == rows["topk_tokens"].tolist()
+    assert (
+        lines[1]["full_logprobs"]
+        == [
+            [None, *rows["full_logprobs"].tolist()[0][1:]],  # the impossible token
+            *rows["full_logprobs"].tolist()[1:],
+        ]
+    )
+    assert lines[0]["full_logprobs"] is None
     assert lines[2]["error"]["kind"] == "env"
 
 
