@@ -1,0 +1,60 @@
+"""Turns rollouts of other systems into records that run.score reads.
+
+    python -m jaxrl_single.run.convert --from=store --input=WORKDIR --output=RECORDS.jsonl
+    python -m jaxrl_single.run.convert --from=trl --input=DUMP.jsonl --output=RECORDS.jsonl
+
+verl and slime likewise. What is read of each is told in jaxrl_single/lab/convert.py, what is written
+in jaxrl_single/lab/records.py. A dump knows nothing of the policy to be scored: its policy_logprobs
+are the trainer's before the update, or else the sampler's. Put yours in with --fields, a file of
+JSON lines {"id": ..., "policy_logprobs": [...], ...}.
+"""
+
+import argparse
+import json
+import sys
+
+from jaxrl_single.lab import convert
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    try:
+        records = list(_records(args))
+        if args.fields:
+            convert.add_fields(records, args.fields)
+        with open(args.output, "w", encoding="utf-8") as output:
+            output.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    except (ValueError, OSError) as error:
+        print(f"error: {args.input}, {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _records(args: argparse.Namespace):
+    if args.source == "store":
+        yield from convert.from_store(args.input, split=args.split)
+        return
+    options = {"reward_key": args.reward_key} if args.source == "slime" else {}
+    for number, sample in enumerate(convert.samples_of(args.input, args.source)):
+        try:
+            yield convert.CONVERTERS[args.source](sample, number, **options)
+        except ValueError as error:
+            raise ValueError(f"sample {number}: {error}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    sources = ["store", *convert.CONVERTERS]
+    parser.add_argument("--from", dest="source", required=True, choices=sources)
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--fields", metavar="FIELDS.jsonl", help="fields to put in, by id")
+    parser.add_argument("--split", choices=("train", "eval"), default="train", help="of the store")
+    parser.add_argument("--reward-key", default="", help="entry of slime's reward objects")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
