@@ -38,6 +38,50 @@ def base() -> ConfigDict:
     return config
 
 
+def hard_task() -> ConfigDict:
+    """The config of tiny_sao_hard: it leaves room at the top, so algorithms can be told apart."""
+    config = base()
+    config.env.max_result = 999_999  # copying six digits is what the model finds hard
+    config.rl.num_steps = 120
+    return config
+
+
+def qwen3_30b_a3b() -> ConfigDict:
+    """What the published settings on Qwen3-30B-A3B share; no source states these values.
+
+    Not measured: the model's weights cannot be loaded yet, and the calculator with its character
+    vocabulary stands in for the tasks; give env.name, or env.tasks_file and env.eval_tasks_file.
+    """
+    config = base()
+    config.model.update({"size": "qwen3_30b_a3b", "dtype": "bfloat16", "remat": True})
+    config.warm_start.num_steps = 0  # published weights take its place, once they can be loaded
+    config.value_pretraining.update({"max_steps": 500, "learning_rate": 5e-6})
+    config.policy_optimizer.update(
+        {"learning_rate": 1e-6, "decay_steps": 0, "final_fraction": 1.0, "b2": 0.999}
+    )
+    config.critic_optimizer.update({"learning_rate": 5e-6, "b2": 0.999})
+    config.critic.rules = ((".*", "train"),)
+    # 64 chips for the trainer. A micro-batch must be a multiple of data x fsdp rows; 8 divides the
+    # width 2048, the 128 experts and their width 768.
+    config.trainer.mesh.update({"fsdp": 8, "expert": 8})
+    config.batch.rows_per_micro_batch = 8
+    config.sampler.update({"num_slots": 256, "decode_chunk": 32, "prefill_lengths": (512, 4096)})
+    config.rollout.max_in_flight = 256
+    config.gate.update({"max_difference": 0.5, "mean_difference": 0.02})  # bfloat16
+    return config
+
+
+def finish(config: ConfigDict, arg: str) -> ConfigDict:
+    """Applies the switches that every config has and locks it.
+
+    `tiny` shrinks the run to seconds, for tests: it shows that it runs, not that it learns.
+    """
+    if parse_arg(arg, tiny=False)["tiny"]:
+        shrink(config)
+    config.lock()
+    return config
+
+
 def parse_arg(arg: str, **defaults: bool) -> dict[str, bool]:
     """Reads the comma list after the colon of --config; each switch may be given once.
 
@@ -56,15 +100,24 @@ def parse_arg(arg: str, **defaults: bool) -> dict[str, bool]:
 
 def shrink(config: ConfigDict) -> None:
     """Makes any config run in seconds on CPU: every stage and code path, hardly any learning."""
-    config.model.size = "tiny_moe" if "moe" in config.model.size else "tiny"
+    small = base()
+    for section in ("model", "sampler", "trainer", "gate"):
+        config[section] = small[section]
     config.warm_start.update({"num_demonstrations": 64, "num_steps": 4, "batch_size": 8})
     config.value_pretraining.update({"num_trajectories": 16, "max_steps": 4, "eval_every": 2})
-    config.rl.update({"num_steps": 4, "critic_only_steps": 1})
+    rl = config.rl
+    rl.update({"num_steps": 4, "group_size": min(rl.group_size, 4)})
+    rl.critic_only_steps = min(rl.critic_only_steps, 1)
+    minibatches = min(config.algorithm.num_minibatches, 8)
+    config.algorithm.num_minibatches = minibatches
+    rows = 8 // max(2, minibatches)  # two micro-batches at least, and one for each minibatch
     config.batch.update(
-        {"num_trajectories": 8, "rows_per_micro_batch": 4, "row_buckets": (8,), "row_length": 96}
+        {"num_trajectories": 8, "rows_per_micro_batch": rows, "row_buckets": (8,), "row_length": 96}
     )
-    config.env.max_tokens = 96
-    config.env.tool_latency_s = 0.0
+    config.env.update({"max_turns": 5, "max_turn_tokens": 12, "max_tokens": 96})
+    config.env.update(
+        {"tool_latency_s": 0.0, "num_train_tasks": min(config.env.num_train_tasks, 8)}
+    )
     config.sampler.update({"num_slots": 8, "prefill_rows": 4})
     config.rollout.max_in_flight = 8
     config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
@@ -76,6 +129,10 @@ def _sao() -> ConfigDict:
     return ConfigDict(
         {
             "name": "sao",  # the row
+            "reduction": "token_mean",  # mean over all tokens: long trajectories weigh more
+            "ratio_reference": "rollout",  # the ratio is to what the sampler recorded
+            "num_policy_epochs": 1,  # passes over a batch
+            "num_minibatches": 1,  # policy updates per pass
             "num_critic_steps": 2,  # critic updates per policy update (SAO: K = 2)
             "advantage": {
                 "discount": 1.0,  # per action token
@@ -106,6 +163,7 @@ def _env() -> ConfigDict:
             "name": "calculator",  # in jaxrl_single/envs/table.py, or "package.module:factory"
             "tasks_file": "",  # JSONL with question, answer, optional id; empty = generated tasks
             "eval_tasks_file": "",  # the held-out ones of the same form; needed with tasks_file
+            "num_train_tasks": 0,  # RL plays so many tasks again and again; 0 = all there are
             "num_operations": 2,  # dependent operations in a question, each needs one tool call
             "num_digits": 2,  # of each operand in a generated question
             "max_result": 999,  # largest result of an operation in a generated question
@@ -123,6 +181,7 @@ def _env() -> ConfigDict:
 def _warm_start() -> ConfigDict:
     return ConfigDict(
         {
+            "workdir": "",  # take the warm policy of this run instead; empty = train one
             "num_demonstrations": 4096,  # scripted episodes, made once
             "mistake_rate": 0.25,  # chance of a mistake at each action of the script
             "num_steps": 300,  # supervised steps; 0 skips the stage (random initial policy)
@@ -206,6 +265,8 @@ def _sampler() -> ConfigDict:
             "prefill_rows": 16,  # episodes prefilled per dispatch
             "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
             "max_fed_tokens": 8,  # turns with so few new tokens read them by decode steps instead
+            "num_aux_draws": 128,  # one-token draws per sampled token, for algorithms that need them
+            "top_k": 16,  # likeliest tokens recorded per sampled token, for those that need them
             "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
             "devices": "",  # chips of the sampler, "4,5"; "cpu"; empty = second half
             "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process

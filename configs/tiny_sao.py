@@ -11,9 +11,4 @@ from configs import common
 
 def get_config(arg: str = "") -> ConfigDict:
     """`tiny` shrinks the run to seconds, for tests: it shows that it runs, not that it learns."""
-    switches = common.parse_arg(arg, tiny=False)
-    config = common.base()
-    if switches["tiny"]:
-        common.shrink(config)
-    config.lock()
-    return config
+    return common.finish(common.base(), arg)

@@ -10,12 +10,5 @@ from configs import common
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Leaves room at the top, so that algorithms can be told apart; `tiny` as in tiny_sao."""
-    switches = common.parse_arg(arg, tiny=False)
-    config = common.base()
-    config.env.max_result = 999_999
-    config.rl.num_steps = 120
-    if switches["tiny"]:
-        common.shrink(config)
-    config.lock()
-    return config
+    """`tiny` as in tiny_sao."""
+    return common.finish(common.hard_task(), arg)

@@ -85,9 +85,25 @@ _TINY = ModelConfig(
     d_ff=128,
 )
 
+_QWEN3_30B_A3B = ModelConfig(
+    vocab_size=151_936,
+    num_layers=48,
+    d_model=2048,
+    num_heads=32,
+    num_kv_heads=4,
+    head_size=128,
+    d_ff=768,
+    num_experts=128,
+    experts_per_token=8,
+    rope_theta=1e6,
+    moe_form="ragged",
+)
+
 SIZES: dict[str, ModelConfig] = {
     "tiny": _TINY,
     "tiny_moe": dataclasses.replace(_TINY, d_ff=64, num_experts=4, experts_per_token=2),
+    "qwen3_30b_a3b": _QWEN3_30B_A3B,
+    "qwen3_30b_a3b_2507": dataclasses.replace(_QWEN3_30B_A3B, rope_theta=1e7),  # longer contexts
 }
 
 

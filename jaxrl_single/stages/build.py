@@ -31,6 +31,8 @@ class World:
       make_script: a scripted player for demonstrations, or None.
       language: text <-> token ids.
       train_tasks, eval_tasks: random access; no question is in both.
+      rl_tasks: those of the training tasks that the policy itself plays; demonstrations may be of
+        all.
       limits: of an episode.
     """
 
@@ -38,6 +40,7 @@ class World:
     make_script: env_table.MakeScript | None
     language: chat.Chat
     train_tasks: Sequence[types.Task]
+    rl_tasks: Sequence[types.Task]
     eval_tasks: Sequence[types.Task]
     limits: episode.Limits
 
@@ -50,11 +53,13 @@ def world(config: ml_collections.ConfigDict) -> World:
     """
     spec = env_table.get(config.env.name)
     section = config.env.to_dict()
+    train_tasks = spec.make_tasks(section, "train", config.seed)
     return World(
         make_env=spec.make_env(section),
         make_script=spec.make_script,
         language=spec.make_chat(),
-        train_tasks=spec.make_tasks(section, "train", config.seed),
+        train_tasks=train_tasks,
+        rl_tasks=_first(train_tasks, config.env.num_train_tasks),
         eval_tasks=spec.make_tasks(section, "eval", config.seed),
         limits=episode.Limits(
             max_turns=config.env.max_turns,
@@ -62,6 +67,13 @@ def world(config: ml_collections.ConfigDict) -> World:
             max_tokens=config.env.max_tokens,
         ),
     )
+
+
+def _first(tasks: Sequence[types.Task], count: int) -> Sequence[types.Task]:
+    """The first `count` tasks, or all when that is 0 or more than there are."""
+    if not 0 < count < len(tasks):
+        return tasks
+    return [tasks[index] for index in range(count)]
 
 
 def models(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[api.Policy, api.Critic]:
@@ -88,6 +100,16 @@ def algorithm(config: ml_collections.ConfigDict) -> row_lib.Algorithm:
     fields = dict(config.algorithm)
     name = fields.pop("name")
     return algorithm_table.get(name, dict(_dotted(fields)))
+
+
+def record(config: ml_collections.ConfigDict) -> types.Record:
+    """What the sampler writes down for the algorithm besides the tokens: only what it reads."""
+    needs = algorithm(config).needs
+    return types.Record(
+        num_aux=config.sampler.num_aux_draws if "aux" in needs else 0,
+        topk=config.sampler.top_k if "topk" in needs else 0,
+        full="full" in needs,
+    )
 
 
 def algorithm_state(row: row_lib.Algorithm) -> update_lib.State:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import store as store_lib
 from jaxrl_single import workdir
 from jaxrl_single.algorithms import row as row_lib
@@ -117,13 +118,15 @@ def make_rollouts(
     """The trainer's end of rollout, with the backend that the mode asks for."""
     run_id = workdir.run_id_of(paths)
     store = store_lib.TrajectoryStore(paths.trajectories, run_id)
-    tasks = prompts.TaskIterator(world.train_tasks, seed=config.seed)
+    tasks = prompts.TaskIterator(world.rl_tasks, seed=config.seed)
     backend: rollouts.Backend
     if config.mode == "sync":
         backend = backends.InlineBackend(
             world,
             store,
-            functools.partial(sampler_process.make_engine, config, policy),
+            functools.partial(
+                sampler_process.make_engine, config, policy, record=build.record(config)
+            ),
             max_in_flight=config.rollout.max_in_flight,
             stopping=stopping,
             tick=tick,
@@ -138,6 +141,25 @@ def make_rollouts(
         eval_tasks=world.eval_tasks,
         settings=_settings(config),
     )
+
+
+def warm_policy_of(root: str, params: api.Params) -> api.Params:
+    """The warm-started policy of another run, so that runs can be compared from one start.
+
+    Args:
+      root: its workdir.
+      params: arrays or shapes of the same model.
+
+    Raises:
+      checkpoint.CheckpointError: it holds no warm start, or one of another model.
+    """
+    directory = workdir.Workdir(root).stage_checkpoints("warm_start")
+    checkpoints = checkpoint_lib.Checkpoints(directory, keep=1) if directory.is_dir() else None
+    if checkpoints is None or checkpoints.latest_step() is None:
+        raise checkpoint_lib.CheckpointError(
+            f"warm_start.workdir={root} holds no finished warm start; run that workdir first"
+        )
+    return checkpoints.restore(params)[0]
 
 
 def used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:

@@ -35,6 +35,7 @@ POSITIVE = (
     "weights.keep",
 )
 NOT_NEGATIVE = (
+    "env.num_train_tasks",
     "warm_start.num_steps",
     "value_pretraining.max_steps",
     "rl.num_steps",

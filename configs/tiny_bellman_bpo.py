@@ -1,0 +1,39 @@
+"""Bellman BPO, practical form: groups of 16, eight updates per batch, a bounded weight.
+
+Command: python -m jaxrl_single.run.local --config=configs/tiny_bellman_bpo.py
+  --workdir=runs/bellman_bpo
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """On the task of tiny_sao_hard; `tiny` as in tiny_sao."""
+    config = common.hard_task()
+    config.algorithm = ConfigDict(
+        {
+            "name": "bellman_bpo",  # the row of jaxrl_single/algorithms/table.py
+            "reduction": "sequence_mean",  # mean over trajectories of the mean over their tokens
+            "ratio_reference": "rollout",  # the ratio is to what the sampler recorded
+            "num_policy_epochs": 1,  # passes over a batch
+            "num_minibatches": 8,  # policy updates per pass
+            "advantage": {
+                "eps": 1e-6,  # added to the deviation of the group's rewards
+            },
+            "keep_rule": {
+                "eps": 0.1,  # omega = (1 + eps - rollout) / (1 + eps - policy), of probabilities
+                "low": 0.2,  # dropped: omega below 1 - low where the advantage is negative
+                "high": 0.28,  # and above 1 + high where it is positive
+            },
+            "objective": {
+                "eps": 0.1,  # of the weight omega, as in the keep rule
+                "cap": 3.0,  # largest omega that is used
+            },
+        }
+    )
+    config.rl.critic_only_steps = 0  # there is no critic
+    config.rl.group_size = 16  # trajectories of one task, as published
+    config.batch.rows_per_micro_batch = 4  # a batch of 32 or 64 rows is dealt to 8 minibatches
+    return common.finish(config, arg)

@@ -1,0 +1,42 @@
+"""Decoupled PPO: clips against the proximal policy, weighs by proximal / sampler.
+
+Command: python -m jaxrl_single.run.local --config=configs/tiny_decoupled_ppo.py
+  --workdir=runs/decoupled_ppo
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """On the task of tiny_sao_hard; `tiny` as in tiny_sao."""
+    config = common.hard_task()
+    config.algorithm = ConfigDict(
+        {
+            "name": "decoupled_ppo",  # the row of jaxrl_single/algorithms/table.py
+            "reduction": "token_mean",  # mean over all tokens: long trajectories weigh more
+            "ratio_reference": "proximal",  # the ratio is to the trainer's policy before this batch
+            "num_policy_epochs": 1,  # passes over a batch
+            "num_minibatches": 4,  # policy updates per pass
+            "num_critic_steps": 1,  # critic updates per batch
+            "advantage": {
+                "discount": 1.0,  # per action token
+                "lambda_": 0.95,  # of the policy's GAE
+                "critic_lambda": 1.0,  # of the critic's target; 1 = realised return
+            },
+            "whitening": {
+                "eps": 1e-8,  # added to the deviation over the batch
+            },
+            "correction": {
+                "cap": 5.0,  # largest weight proximal / sampler of a token
+            },
+            "objective": {
+                "low": 0.2,  # no step below 1 - low where the advantage is negative
+                "high": 0.2,  # no step above 1 + high where it is positive
+            },
+        }
+    )
+    config.critic.rules = ((".*", "train"),)  # all of the critic
+    config.batch.rows_per_micro_batch = 8  # a batch of 32 or 64 rows is dealt to 4 minibatches
+    return common.finish(config, arg)

@@ -1,0 +1,25 @@
+"""FlashREINFORCE, its ablation that leaves no trajectory out.
+
+Command: python -m jaxrl_single.run.local --config=configs/tiny_flash_no_trust.py
+  --workdir=runs/flash_no_trust
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """On the task of tiny_sao_hard; `tiny` as in tiny_sao."""
+    config = common.hard_task()
+    config.algorithm = ConfigDict(
+        {
+            "name": "flash_no_trust",  # the row of jaxrl_single/algorithms/table.py
+            "reduction": "sequence_mean",  # mean over trajectories of the mean over their tokens
+            "ratio_reference": "rollout",  # the ratio is to what the sampler recorded
+            "num_policy_epochs": 1,  # passes over a batch
+            "num_minibatches": 1,  # policy updates per pass
+        }
+    )
+    config.rl.critic_only_steps = 0  # there is no critic
+    return common.finish(config, arg)

@@ -1,0 +1,40 @@
+"""SPO: a success probability per task, tracked as a Beta distribution, is the baseline.
+
+Of the paper's two uses of the tracker only the baseline is here: tasks come in random order, not by
+their uncertainty, and the trackers begin without offline rollouts.
+
+Command: python -m jaxrl_single.run.local --config=configs/tiny_spo.py --workdir=runs/spo
+"""
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """On the task of tiny_sao_hard; `tiny` as in tiny_sao."""
+    config = common.hard_task()
+    config.algorithm = ConfigDict(
+        {
+            "name": "spo",  # the row of jaxrl_single/algorithms/table.py
+            "reduction": "token_mean",  # mean over all tokens: long trajectories weigh more
+            "ratio_reference": "rollout",  # the ratio is to what the sampler recorded
+            "num_policy_epochs": 1,  # passes over a batch
+            "num_minibatches": 1,  # policy updates per pass
+            "advantage": {
+                "half_life": 0.06,  # mean |log-ratio| of a task's last visit that halves its memory
+                "rho_min": 0.875,  # smallest share of the memory that a visit leaves
+                "rho_max": 0.96,  # largest share, when the policy has not moved
+            },
+            "whitening": {
+                "eps": 1e-8,  # added to the deviation over the batch
+            },
+            "objective": {
+                "low": 0.2,  # no step below 1 - low where the advantage is negative
+                "high": 0.28,  # no step above 1 + high where it is positive
+            },
+        }
+    )
+    config.rl.critic_only_steps = 0  # there is no critic
+    config.env.num_train_tasks = 512  # so that a task comes again, after about 8 steps
+    return common.finish(config, arg)
