@@ -99,3 +99,84 @@ def test_including_oneself_halves_the_expected_gradient_of_two():
         weight = probabilities[pair[0]] * probabilities[pair[1]]
         expected += weight * np.mean(advantages[:, None] * scores, axis=0)
     np.testing.assert_allclose(expected, exact / 2, atol=1e-7)
+
+
+batch_leave_one_out = jax.jit(baselines.batch_leave_one_out)
+group_mean = jax.jit(baselines.group_mean)
+leave_one_out = jax.jit(baselines.leave_one_out)
+RLOO = [
+    ([1, 0, 0, 1], [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
+    ([1, 0.5, -1], [1.25, 0.5, -1.75]),
+]
+
+
+@pytest.mark.parametrize(("rewards", "expected"), RLOO)
+def test_leave_one_out_golden(rewards, expected):
+    """1 against (0 + 0 + 1) / 3; 1 against (.5 - 1) / 2."""
+    rewards, valid = padded(rewards)
+    for got in (
+        batch_leave_one_out(rewards, valid),
+        leave_one_out(rewards, np.full(8, 3), valid),
+    ):
+        np.testing.assert_allclose(got[: len(expected)], expected, atol=1e-6)
+        np.testing.assert_array_equal(got[len(expected) :], 0.0)
+
+
+def test_group_mean_golden():
+    rewards, valid = padded([1, 0.5, -1])
+    expected = [0.833333333, 0.333333333, -1.166666667]
+    np.testing.assert_allclose(group_mean(rewards, np.full(8, 3), valid)[:3], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_comparisons_within_groups_equal_loops(seed):
+    rng = np.random.default_rng(seed)
+    rewards, group, valid = rng.normal(size=8), rng.integers(0, 3, 8), rng.random(8) < 0.8
+    means, others = np.zeros(8), np.zeros(8)
+    for i in np.flatnonzero(valid):
+        own = [rewards[j] for j in range(8) if valid[j] and group[j] == group[i]]
+        rest = [rewards[j] for j in range(8) if valid[j] and group[j] == group[i] and j != i]
+        means[i] = rewards[i] - np.mean(own)
+        others[i] = rewards[i] - np.mean(rest) if rest else 0.0
+    rewards = np.float32(rewards)
+    np.testing.assert_allclose(group_mean(rewards, group, valid), means, atol=1e-6)
+    np.testing.assert_allclose(leave_one_out(rewards, group, valid), others, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_leave_one_out_is_n_over_n_minus_one_times_the_batch_mean(size):
+    rewards, valid = padded(np.random.default_rng(size).normal(size=size))
+    expected = size / (size - 1) * np.asarray(batch_mean(rewards, valid))
+    np.testing.assert_allclose(leave_one_out(rewards, np.zeros(8, int), valid), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("reward", [0.1, -0.3, 0.7])
+def test_nothing_to_compare_gives_exactly_zero(reward):
+    one = padded([reward])
+    np.testing.assert_array_equal(batch_leave_one_out(*one), 0.0)
+    alone = np.arange(8)
+    np.testing.assert_array_equal(leave_one_out(np.full(8, reward), alone, np.ones(8, bool)), 0.0)
+    for function in (group_mean, leave_one_out):
+        rewards, valid = padded([reward] * 7)
+        np.testing.assert_array_equal(function(rewards, np.zeros(8, int), valid), 0.0)
+
+
+def test_without_oneself_the_expected_gradient_is_exact():
+    """Enumerated as for the batch mean, where it is halved."""
+    probabilities, rewards = np.array([0.5, 0.3, 0.2]), np.array([1.0, 0.2, -0.5])
+    expected = np.zeros(3)
+    for pair in itertools.product(range(3), repeat=2):
+        advantages = np.asarray(batch_leave_one_out(*padded(rewards[list(pair)])))[:2]
+        scores = np.eye(3)[list(pair)] - probabilities
+        weight = probabilities[pair[0]] * probabilities[pair[1]]
+        expected += weight * np.mean(advantages[:, None] * scores, axis=0)
+    exact = probabilities * (rewards - probabilities @ rewards)
+    np.testing.assert_allclose(expected, exact, atol=1e-7)
+
+
+def test_reward_only_and_prompt_value():
+    rewards, valid = padded([1.0, 0.25])
+    np.testing.assert_array_equal(baselines.reward_only(rewards, valid)[:3], [1.0, 0.25, 0.0])
+    values = np.full(8, 0.75, np.float32)
+    got = baselines.reward_minus_prompt_value(rewards, values, valid)
+    np.testing.assert_array_equal(got[:3], [0.25, -0.5, 0.0])
