@@ -2,8 +2,14 @@
 
 import pathlib
 import re
+import types
 
-from jaxrl_single.algorithms import table
+import jax
+import jax.numpy as jnp
+
+from jaxrl_single.algorithms import parts, table
+from jaxrl_single.ops import masked
+from jaxrl_single.run import table as table_command
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -28,6 +34,34 @@ def test_files_that_are_named_exist():
         assert (ROOT / name).is_file(), name
 
 
-def test_algorithms_are_those_of_the_table():
-    limits = README.partition("## Limits")[2]
-    assert set(re.findall(r"`([a-z_]+)`", limits.partition("Algorithms:")[2])) == set(table.TABLE)
+def test_table_of_algorithms_is_the_generated_one():
+    section = README.partition("<!-- python -m jaxrl_single.run.table -->")[2]
+    assert section.partition("<!--")[0].strip() == table_command.markdown()
+
+
+def test_rows_without_a_config_are_named():
+    rollouts = README.partition("## Limits")[2].partition("- Rollouts are independent")[2]
+    named = set(re.findall(r"`([a-z_]+)`", rollouts.partition("\n- ")[0]))
+    assert named == {n for n in table.TABLE if not (ROOT / f"configs/tiny_{n}.py").is_file()}
+
+
+def test_worked_example_of_a_new_algorithm_works(monkeypatch):
+    example = README.partition("## Algorithms")[2].partition("```python\n")[2].partition("```")[0]
+    function, part, row, config, test = re.split(r"^# .*\n", example, flags=re.M)[1:]
+    names = {"jax": jax, "jnp": jnp, "masked": masked, **vars(parts), **vars(table)}
+    exec(function, names)
+    names["ceiling"] = types.SimpleNamespace(ceiling=names["ceiling"])
+    monkeypatch.setitem(parts.KEEP_RULES, "ceiling", eval(f"{{{part}}}", names)["ceiling"])
+    algorithm = eval(f"[{row}]", names)[0]
+    monkeypatch.setitem(table.TABLE, algorithm.name, algorithm)
+    settings = eval(f"{{{config}}}", names)
+    assert table.get(settings.pop("name"), dict(_dotted(settings))) == algorithm
+    exec(test, names)
+
+
+def _dotted(settings):
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", inner) for name, inner in value.items())
+        else:
+            yield key, value
