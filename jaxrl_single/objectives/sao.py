@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxrl_single.objectives import score
 from jaxrl_single.ops import masked
 
 
@@ -32,6 +33,4 @@ def sao(
     """
     log_ratio = masked.safe_log_ratio(policy_logprobs, rollout_logprobs, action_mask)
     weight = masked.ratio(log_ratio) * masked.clean(keep, action_mask)
-    weight = jax.lax.stop_gradient(weight)
-    coefficient = weight * jax.lax.stop_gradient(masked.clean(advantages, action_mask))
-    return -coefficient * masked.clean(policy_logprobs, action_mask), weight, {}
+    return score.score(policy_logprobs, advantages, weight, action_mask)
