@@ -22,10 +22,9 @@ def log1mexp(x: jax.Array) -> jax.Array:
     """
     x = masked.as_float(x)
     near = x > -LN_2
-    # Both branches get an argument that they can take, else the unused one gives a NaN gradient.
-    log_near = jnp.log(-jnp.expm1(jnp.where(near, x, -1.0)))
+    # Near 0 the branch for far gets another argument: unused, it would give a NaN gradient.
     log_far = jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x)))
-    return jnp.where(near, log_near, log_far)
+    return jnp.where(near, jnp.log(-jnp.expm1(x)), log_far)
 
 
 def kl2(log_p: jax.Array, log_q: jax.Array, *, eps: float) -> jax.Array:

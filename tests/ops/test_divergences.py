@@ -45,7 +45,7 @@ def test_log1mexp_at_zero():
     assert log1mexp(np.float32(0.0)) == -np.inf
 
 
-@pytest.mark.parametrize("x", [-1e-7, -0.1, -0.6931, -0.6932, -1.0, -50.0, -200.0, -np.inf])
+@pytest.mark.parametrize("x", [-1e-9, -1e-7, -0.1, -0.6931, -0.6932, -1.0, -50.0, -200.0, -np.inf])
 def test_gradient_of_log1mexp(x):
     """-exp(x) / (1 - exp(x)) on both sides of the switch, no NaN from the branch not taken."""
     expected = -np.exp(x) / -np.expm1(x)
