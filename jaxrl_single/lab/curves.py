@@ -23,7 +23,7 @@ def coefficients(
 
     The advantage is given, so that of the algorithm is not used; reward and preference equal it.
     Trainer and sampler agree at equal weights. The vocabulary has two tokens, the sampled one and
-    the rest; two auxiliary draws are of the rest. A rule that compares the tokens or trajectories of
+    the rest; two auxiliary draws are of the rest. A rule that compares tokens or trajectories of
     a batch (M2PO's budget, ESTR's calibration, REBEL's pairs) sees only the one.
 
     Args:
