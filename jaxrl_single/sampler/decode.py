@@ -120,16 +120,7 @@ def decode_chunk(
     uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys)
     aux_uniforms = recording.uniforms(record, keys)
     num_slots = rows.num_known.shape[0]
-    empty = jnp.zeros((num_steps, num_slots))
-    sampled = Sampled(
-        tokens=empty.astype(jnp.int32),
-        logprobs=empty,
-        entropies=empty,
-        counts=jnp.zeros(num_slots, jnp.int32),
-        stopped=jnp.zeros(num_slots, bool),
-        steps=jnp.zeros((), jnp.int32),
-        recorded=recording.empty(record, num_steps, num_slots, policy.config.vocab_size),
-    )
+    recorded = recording.empty(record, num_steps, num_slots, policy.config.vocab_size)
 
     def unfinished(carry: tuple) -> jax.Array:
         _, _, active, sampled = carry
@@ -158,7 +149,8 @@ def decode_chunk(
         active = active & ~sampled.stopped & (sampled.counts < rows.budgets)
         return cache, newest, active, sampled
 
-    carry = (cache, rows.tokens[0], rows.active, sampled)
+    nothing = _nothing_sampled(num_steps, num_slots, recorded)
+    carry = (cache, rows.tokens[0], rows.active, nothing)
     cache, _, _, sampled = jax.lax.while_loop(unfinished, take_step, carry)
     return cache, sampled
 
@@ -183,6 +175,19 @@ def draw(logprobs: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array
     """
     tokens = inversion.invert(jnp.exp(logprobs), uniforms)
     return tokens, logprob_ops.pick(logprobs, tokens), logprob_ops.entropy(logprobs)
+
+
+def _nothing_sampled(num_steps: int, num_slots: int, recorded: recording.Rows) -> Sampled:
+    empty = jnp.zeros((num_steps, num_slots))
+    return Sampled(
+        tokens=empty.astype(jnp.int32),
+        logprobs=empty,
+        entropies=empty,
+        counts=jnp.zeros(num_slots, jnp.int32),
+        stopped=jnp.zeros(num_slots, bool),
+        steps=jnp.zeros((), jnp.int32),
+        recorded=recorded,
+    )
 
 
 def _token_keys(run_key: jax.Array, rows: Rows, num_steps: int) -> jax.Array:
