@@ -7,9 +7,8 @@ import pytest
 from jaxrl_single.advantages import baselines, gigrpo
 
 centred = jax.jit(lambda *arrays: gigrpo.gigrpo_mean(*arrays, discount=0.5, step_weight=2.0))
-normalised = jax.jit(lambda *arrays: gigrpo.gigrpo(*arrays, discount=0.5, step_weight=2.0, eps=0.1))
-episode_only = jax.jit(
-    lambda *arrays: gigrpo.gigrpo(*arrays, discount=0.5, step_weight=0.0, eps=0.1)
+weighted = jax.jit(
+    lambda weight, *arrays: gigrpo.gigrpo(*arrays, discount=0.5, step_weight=weight, eps=0.1)
 )
 
 
@@ -71,7 +70,7 @@ def test_equals_loops(seed):
     expected = independent(batch, lambda deviation, group: deviation)
     np.testing.assert_allclose(centred(*batch), expected, atol=1e-5)
     expected = independent(batch, lambda deviation, group: deviation / (group.std() + 0.1))
-    np.testing.assert_allclose(normalised(*batch), expected, atol=1e-4)
+    np.testing.assert_allclose(weighted(2.0, *batch), expected, atol=1e-4)
 
 
 def test_without_step_weight_it_is_the_group_normalised_reward():
@@ -79,4 +78,4 @@ def test_without_step_weight_it_is_the_group_normalised_reward():
     mask, index, reward, group, valid = (batch[i] for i in (1, 2, 5, 6, 7))
     outcome = np.asarray(baselines.group_normalised(reward, group, valid, eps=0.1))
     expected = np.where(mask & valid[index], outcome[index], 0.0)
-    np.testing.assert_allclose(episode_only(*batch), expected, atol=1e-6)
+    np.testing.assert_allclose(weighted(0.0, *batch), expected, atol=1e-6)

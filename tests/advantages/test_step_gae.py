@@ -7,8 +7,7 @@ import pytest
 from jaxrl_single.advantages import critic_gae, step_gae
 
 FUNCTIONS = {
-    name: jax.jit(getattr(step_gae, name), static_argnames=("discount", "critic_lambda"))
-    for name in ("step_average", "step_last", "turn_level")
+    name: jax.jit(getattr(step_gae, name)) for name in ("step_average", "step_last", "turn_level")
 }
 OF_TURN = {"step_average": np.mean, "step_last": lambda x: x[-1], "turn_level": lambda x: x[0]}
 

@@ -9,7 +9,7 @@ import pytest
 from jaxrl_single.advantages import baselines, trace
 
 CREDIT = {"offset": 0.1, "window": 3, "discount": 0.8}
-credit = jax.jit(functools.partial(trace.turn_credit, **CREDIT), static_argnames=("outcome_bonus",))
+credit = jax.jit(functools.partial(trace.turn_credit, **CREDIT))
 function = jax.jit(
     functools.partial(trace.trace, **CREDIT, outcome_bonus=2.0, credit_weight=0.2, eps=0.0)
 )

@@ -8,6 +8,9 @@ from jaxrl_single.advantages import grouping, turns
 
 find = jax.jit(turns.find)
 label = jax.jit(grouping.label)
+centred = jax.jit(grouping.centred)
+normalised = jax.jit(grouping.normalised)
+sums, means, spread = jax.jit(turns.sums), jax.jit(turns.means), jax.jit(turns.spread)
 
 # Trajectory 0: a a o | o a, padding, a of the same turn; trajectory 1 begins with turn id 1 too.
 MASK = np.array([1, 1, 0, 0, 1, 1, 1, 1, 1], bool)
@@ -28,9 +31,9 @@ def test_turns_of_a_stream():
 def test_sums_means_and_back():
     x = np.float32([1, 2, np.nan, np.inf, 3, np.nan, 5, 7, 9])
     found = find(MASK, INDEX, TURN)
-    np.testing.assert_array_equal(turns.sums(x, found), [3, 8, 7, 9, 0, 0, 0, 0, 0])
-    np.testing.assert_array_equal(turns.means(x, found), [1.5, 4, 7, 9, 0, 0, 0, 0, 0])
-    back = turns.spread(turns.means(x, found), found)
+    np.testing.assert_array_equal(sums(x, found), [3, 8, 7, 9, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(means(x, found), [1.5, 4, 7, 9, 0, 0, 0, 0, 0])
+    back = spread(means(x, found), found)
     np.testing.assert_array_equal(back, [1.5, 1.5, 0, 0, 4, 0, 4, 7, 9])
 
 
@@ -60,18 +63,18 @@ def test_groups_equal_loops(seed):
     rng = np.random.default_rng(seed)
     x, key, mask = rng.normal(size=12), rng.integers(0, 4, 12), rng.random(12) < 0.8
     labels, _ = label((np.int32(key),), mask)
-    centred, scaled = np.zeros(12), np.zeros(12)
+    deviation, scaled = np.zeros(12), np.zeros(12)
     for i in np.flatnonzero(mask):
         own = x[mask & (key == key[i])]
-        centred[i] = x[i] - own.mean()
-        scaled[i] = centred[i] / (own.std() + 0.1)
+        deviation[i] = x[i] - own.mean()
+        scaled[i] = deviation[i] / (own.std() + 0.1)
     dirty = np.where(mask, x, np.nan).astype(np.float32)
-    np.testing.assert_allclose(grouping.centred(dirty, labels, mask), centred, atol=1e-6)
-    got = grouping.normalised(dirty, labels, mask, eps=0.1)
+    np.testing.assert_allclose(centred(dirty, labels, mask), deviation, atol=1e-6)
+    got = normalised(dirty, labels, mask, eps=0.1)
     np.testing.assert_allclose(got, scaled, atol=1e-5)
 
 
 def test_equal_groups_are_exactly_zero():
     x, labels = np.float32([0.1, 0.1, 0.1, 0.7]), np.int32([0, 0, 0, 1])
-    got = grouping.normalised(x, labels, np.ones(4, bool), eps=0.0)
+    got = normalised(x, labels, np.ones(4, bool), eps=0.0)
     np.testing.assert_array_equal(got, 0.0)
