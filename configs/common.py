@@ -118,7 +118,7 @@ def shrink(config: ConfigDict) -> None:
     config.env.update(
         {"tool_latency_s": 0.0, "num_train_tasks": min(config.env.num_train_tasks, 8)}
     )
-    config.sampler.update({"num_slots": 8, "prefill_rows": 4})
+    config.sampler.update({"num_slots": 8, "prefill_rows": 4, "num_aux_draws": 3, "top_k": 3})
     config.rollout.max_in_flight = 8
     config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
     config.checkpoint.every_steps = 2

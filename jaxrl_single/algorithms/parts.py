@@ -15,10 +15,14 @@ from typing import Any
 
 from jaxrl_single.advantages import (
     baselines,
+    branching,
     critic_gae,
+    gigrpo,
     running_mean,
     spo,
     step_gae,
+    three_spo,
+    trace,
     whitening,
 )
 from jaxrl_single.keep_rules import (
@@ -31,11 +35,11 @@ from jaxrl_single.keep_rules import (
     m2po,
     none,
     omega_mask,
+    one_sided,
     sequences,
     soft_gate,
     trm,
 )
-from jaxrl_single.keep_rules import ppo_clip as ppo_clip_rule
 from jaxrl_single.objectives import (
     bellman_bpo,
     bellman_bpo_exact,
@@ -147,6 +151,25 @@ ADVANTAGES: dict[str, Part] = {
         per=TRAJECTORY,
         init=spo.spo_init,
     ),
+    "branching": Part(branching.branching),
+    "gigrpo": Part(gigrpo.gigrpo, {"discount": 0.95, "step_weight": 1.0, "eps": 1e-6}),
+    "gigrpo_mean": Part(gigrpo.gigrpo_mean, {"discount": 0.95, "step_weight": 1.0}),
+    "three_spo": Part(
+        three_spo.three_spo,
+        {"alpha": 1.0, "min_failures": 10, "min_rate": 0.1, "decay": 0.1},
+        init=three_spo.three_spo_init,
+    ),
+    "trace": Part(
+        trace.trace,
+        {
+            "offset": 0.1,
+            "window": 3,
+            "discount": 0.8,
+            "outcome_bonus": 2.0,
+            "credit_weight": 0.2,
+            "eps": 1e-6,
+        },
+    ),
 }
 WHITENINGS: dict[str, Part] = {
     "trajectories": Part(whitening.whiten_trajectories, {"eps": 1e-8}, per=TRAJECTORY),
@@ -165,7 +188,7 @@ KEEP_RULES: dict[str, Part] = {
     "dppo_kl": Part(dppo.dppo_kl, {"low": 0.05, "high": 0.05}),
     "dppo_topk_tv": Part(dppo.dppo_topk_tv, {"low": 0.15, "high": 0.15}),
     "dppo_topk_kl": Part(dppo.dppo_topk_kl, {"low": 0.05, "high": 0.05}),
-    "ppo_clip": Part(ppo_clip_rule.ppo_clip, {"low": 0.2, "high": 0.28}),
+    "ppo_clip": Part(one_sided.ppo_clip, {"low": 0.2, "high": 0.28}),
     "trm": Part(trm.trm, {"max_kl": 0.05, "mean_kl": math.inf}, couples=True),
     "trm_k2_max": Part(trm.trm_k2_max, {"limit": 0.05}, couples=True),
     "trm_k3_max": Part(trm.trm_k3_max, {"limit": 0.05}, couples=True),

@@ -335,6 +335,39 @@ _ROWS = (
         objective=OBJECTIVES["sao"],
         reduction="sequence_mean",
     ),
+    Algorithm(
+        name="branching_bpo",
+        paper="Branching Policy Optimization, arXiv 2607.14171",
+        advantage=ADVANTAGES["branching"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="token_mean",
+    ),
+    Algorithm(
+        name="three_spo",
+        paper="3SPO, arXiv 2606.09961",
+        advantage=ADVANTAGES["three_spo"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="token_mean",
+        terms={"reference_kl": TERMS["reference_kl"]},
+    ),
+    Algorithm(
+        name="trace",
+        paper="TRACE, arXiv 2607.13988",
+        advantage=ADVANTAGES["trace"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="sequence_mean",
+    ),
+    Algorithm(
+        name="gigrpo",
+        paper="GiGPO, arXiv 2505.10978",
+        advantage=ADVANTAGES["gigrpo"],
+        keep_rule=KEEP_RULES["none"],
+        objective=OBJECTIVES["ppo_clip"],
+        reduction="token_mean",
+    ),
 )
 TABLE: dict[str, Algorithm] = {row.name: row for row in _ROWS}
 

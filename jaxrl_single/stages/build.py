@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import ml_collections
@@ -156,12 +157,16 @@ def optimizer(
 
 
 def packer(
-    config: ml_collections.ConfigDict, *, num_trajectories: int | None = None
+    config: ml_collections.ConfigDict,
+    *,
+    num_trajectories: int | None = None,
+    recorded: Mapping[str, int] = MappingProxyType({}),
 ) -> Callable[[Sequence[types.Trajectory]], token_batch.TokenBatch]:
     """Trajectories -> TokenBatch with the static shapes of `config.batch`.
 
     Args:
       num_trajectories: of a batch, when it is not `config.batch.num_trajectories`.
+      recorded: what the batch holds besides tokens, see `packing.pack`.
     """
 
     def pack(trajectories: Sequence[types.Trajectory]) -> token_batch.TokenBatch:
@@ -172,6 +177,7 @@ def packer(
             rows_per_micro_batch=config.batch.rows_per_micro_batch,
             row_buckets=tuple(config.batch.row_buckets),
             on_limit=config.rollout.on_limit,
+            recorded=recorded,
         )
 
     return pack

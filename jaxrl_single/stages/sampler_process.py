@@ -113,7 +113,7 @@ class Engines:
         self._policy = policy
         self._weights = weights
         params = policy.init(jax.random.key(config.seed))
-        self.following = make_engine(config, policy, params, -1)
+        self.following = make_engine(config, policy, params, -1, record=build.record(config))
         self.following.warm_up()
         self.following.start()
         self._pinned: collections.OrderedDict[int, engine_lib.Engine] = collections.OrderedDict()

@@ -112,7 +112,9 @@ class Trainer:
         section = self.config.warm_start
         if checkpoints.latest_step() is not None:
             return checkpoints.restore(params)[0]
-        if section.num_steps:
+        if section.workdir:
+            params = trainer_parts.warm_policy_of(section.workdir, params)
+        elif section.num_steps:
             self._say("warm_start", 0, section.num_steps, "playing demonstrations")
             demos = warm_start.demonstrations(
                 self.world,
@@ -279,6 +281,7 @@ class Trainer:
     def _loop(
         self, checkpoints: checkpoint_lib.Checkpoints, state: state_lib.TrainState
     ) -> rl.Loop:
+        recorded = build.record(self.config).widths(self.world.language.vocab_size)
         return rl.Loop(
             config=self.config,
             rollouts=self.rollouts,
@@ -289,7 +292,7 @@ class Trainer:
                 self.critic,
                 state_shardings=self.placement.shardings(state),
             ),
-            pack=self.pack,
+            pack=build.packer(self.config, recorded=recorded),
             place=self.placement.batch,
             mismatch=self.mismatch,
             fetch=lambda version: self.weights.fetch(version)[0],

@@ -85,8 +85,15 @@ def _one_update(policy, algorithm, optimizer, state, batch, advantages, *, chunk
     )
 
     def outputs_of(params, micro):
-        logprobs, entropies = forward.policy_forward(policy, params, micro, chunk=chunk)
-        return {"policy_logprobs": logprobs, "policy_entropies": entropies}
+        outputs = forward.policy_forward(policy, params, micro, chunk=chunk)
+        named = {
+            "policy_logprobs": outputs.logprobs,
+            "policy_entropies": outputs.entropies,
+            "aux_policy_logprobs": outputs.aux_logprobs,
+            "topk_policy_logprobs": outputs.topk_logprobs,
+            "full_policy_logprobs": outputs.full_logprobs,
+        }
+        return {name: array for name, array in named.items() if array is not None}
 
     whole = (state, batch, (advantages, lengths), denominator)
     # Where tokens of several micro-batches meet in one loss, it is differentiated in two steps.
@@ -158,6 +165,9 @@ def _policy_arrays(batch, outputs, advantages, lengths, denominator):
         turn_ids=batch.turn_ids,
         proximal_logprobs=batch.proximal_logprobs,
         ref_logprobs=batch.ref_logprobs,
+        aux_rollout_logprobs=batch.aux_logprobs,
+        topk_rollout_logprobs=batch.topk_logprobs,
+        full_rollout_logprobs=batch.full_logprobs,
     )
 
 

@@ -137,7 +137,7 @@ def _with_fixed_logprobs(policy, algorithm, state, batch, *, chunk: int):
 
     def logprobs_of(params):
         def of_micro(micro):
-            return forward.policy_forward(policy, params, micro, chunk=chunk)[0]
+            return forward.policy_forward(policy, params, micro, chunk=chunk).logprobs
 
         return accumulate.forward(of_micro, batch)
 

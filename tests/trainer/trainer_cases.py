@@ -63,7 +63,9 @@ def trajectories(number, *, seed=0, longest=20):
     return made
 
 
-def pack(given, *, rows=8, micro=None, row_length=24, slots=None, on_limit="terminal"):
+def pack(
+    given, *, rows=8, micro=None, row_length=24, slots=None, on_limit="terminal", recorded=None
+):
     return packing.pack(
         given,
         num_trajectories=slots or max(len(given), 1),
@@ -71,6 +73,7 @@ def pack(given, *, rows=8, micro=None, row_length=24, slots=None, on_limit="term
         rows_per_micro_batch=micro or rows,
         row_buckets=(rows,),
         on_limit=on_limit,
+        recorded=recorded or {},
     )
 
 
