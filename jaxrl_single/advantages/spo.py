@@ -24,9 +24,18 @@ from jaxrl_single.ops import masked, segments
 State = dict[str, jax.Array]
 
 
-def spo_init(num_tasks: int, *, rho_min: float) -> State:
-    """The state without any offline rollout: v = 1/2 for every task."""
-    return from_offline(jnp.zeros(num_tasks), jnp.zeros(num_tasks), rho_min=rho_min)
+def spo_init(num_tasks: int, *, prior: float) -> State:
+    """The state without any offline rollout: alpha = beta = prior, so v = 1/2 for every task.
+
+    Args:
+      num_tasks: how many.
+      prior: > 0; 0.5 is Jeffreys' prior, of the weight of one reward.
+    """
+    return {
+        "alpha": jnp.full(num_tasks, prior),
+        "beta": jnp.full(num_tasks, prior),
+        "drift": jnp.zeros(num_tasks),
+    }
 
 
 def from_offline(successes: jax.Array, num_rollouts: jax.Array, *, rho_min: float) -> State:

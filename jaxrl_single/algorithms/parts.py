@@ -147,7 +147,7 @@ ADVANTAGES: dict[str, Part] = {
     ),
     "spo": Part(
         spo.spo,
-        {"half_life": 0.06, "rho_min": 0.875, "rho_max": 0.96},
+        {"prior": 0.5, "half_life": 0.06, "rho_min": 0.875, "rho_max": 0.96},
         per=TRAJECTORY,
         init=spo.spo_init,
     ),

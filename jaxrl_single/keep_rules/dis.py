@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_single.keep_rules import limits
 from jaxrl_single.ops import masked
 
 
@@ -29,4 +30,5 @@ def dis(log_ratio: jax.Array, action_mask: jax.Array, *, low: float, high: float
 
 def inside(ratio: jax.Array, *, low: float, high: float) -> jax.Array:
     """Whether a ratio lies in the open interval (1 - low, 1 + high); bool. NaN does not."""
-    return (ratio > 1.0 - low) & (ratio < 1.0 + high)
+    lowest, highest = limits.around_one(low, high)
+    return (ratio > lowest) & (ratio < highest)

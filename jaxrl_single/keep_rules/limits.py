@@ -5,6 +5,7 @@ counted tokens obeys every limit. A limit of infinity switches it off.
 """
 
 import math
+from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
@@ -62,3 +63,8 @@ def log_bound(bound: float) -> float:
     exactly on a bound, as rounding in exp does.
     """
     return math.log(bound) if bound > 0 else -math.inf
+
+
+def around_one(low: float, high: float) -> tuple[float, float]:
+    """1 - low and 1 + high as decimals: in binary 1 - 0.8 is 0.19999999999999996, not 0.2."""
+    return float(1 - Decimal(repr(float(low)))), float(1 + Decimal(repr(float(high))))

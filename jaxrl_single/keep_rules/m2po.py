@@ -34,13 +34,14 @@ def m2po(
     Returns:
       keep: float32 in {0, 1} per token, stop-gradient; 0 where action_mask is False.
     """
+    lowest, highest = limits.around_one(low, high)
     tau = threshold(log_ratio, advantages, action_mask, budget=budget)
     return one_sided.clip(
         log_ratio,
         advantages,
         action_mask,
-        log_low=jnp.minimum(-tau, limits.log_bound(1.0 - low)),
-        log_high=jnp.maximum(tau, limits.log_bound(1.0 + high)),
+        log_low=jnp.minimum(-tau, limits.log_bound(lowest)),
+        log_high=jnp.maximum(tau, limits.log_bound(highest)),
     )
 
 

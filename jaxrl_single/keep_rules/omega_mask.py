@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_single.keep_rules import limits
 from jaxrl_single.ops import divergences, masked
 
 
@@ -36,7 +37,8 @@ def omega_mask(
     rollout = masked.clean(rollout_logprobs, action_mask)
     omega = divergences.complement_ratio(policy, rollout, eps=eps)
     advantages = masked.clean(advantages, action_mask)
-    too_low = (advantages < 0) & (omega < 1.0 - low)
-    too_high = (advantages > 0) & (omega > 1.0 + high)
+    lowest, highest = limits.around_one(low, high)
+    too_low = (advantages < 0) & (omega < lowest)
+    too_high = (advantages > 0) & (omega > highest)
     keep = ~too_low & ~too_high & ~jnp.isnan(omega) & action_mask
     return jax.lax.stop_gradient(keep.astype(jnp.float32))

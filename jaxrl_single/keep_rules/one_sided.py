@@ -30,12 +30,13 @@ def ppo_clip(
     Returns:
       keep: float32 in {0, 1} per token, stop-gradient; 0 where action_mask is False.
     """
+    lowest, highest = limits.around_one(low, high)
     return clip(
         log_ratio,
         advantages,
         action_mask,
-        log_low=limits.log_bound(1.0 - low),
-        log_high=limits.log_bound(1.0 + high),
+        log_low=limits.log_bound(lowest),
+        log_high=limits.log_bound(highest),
     )
 
 

@@ -81,7 +81,7 @@ def quantiles(x: jax.Array, mask: jax.Array, qs: tuple[float, ...]) -> jax.Array
     flat = clean(x.reshape(-1), flat_mask)
     ordered = jnp.sort(jnp.where(flat_mask, flat, jnp.inf))
     last = jnp.sum(flat_mask) - 1  # the masked entries were sorted behind it
-    position = jnp.asarray(qs, jnp.float32) * last
+    position = jnp.asarray(qs, flat.dtype) * last
     low = jnp.maximum(jnp.floor(position).astype(jnp.int32), 0)
     high = jnp.maximum(jnp.ceil(position).astype(jnp.int32), 0)
     weight = position - low

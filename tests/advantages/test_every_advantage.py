@@ -55,7 +55,7 @@ STATEFUL = {
         {"window": 3},
         {"initial": 0.5},
     ),
-    spo.spo: (spo.spo_init, {"rho_min": 0.875}, SPO),
+    spo.spo: (spo.spo_init, {"prior": 0.5}, SPO),
     three_spo.three_spo: (three_spo.three_spo_init, {}, SCORES),
 }
 FUNCTIONS = (*STATELESS, *STATEFUL)

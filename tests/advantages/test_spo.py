@@ -42,9 +42,9 @@ def test_golden_three_visits():
 
 
 def test_start_without_offline_samples_is_undecided():
-    state = spo.spo_init(3, rho_min=0.875)
+    state = spo.spo_init(3, prior=0.5)
     for name in ("alpha", "beta"):
-        np.testing.assert_allclose(state[name], 4.0)
+        np.testing.assert_allclose(state[name], 0.5)
     np.testing.assert_array_equal(state["drift"], 0.0)
 
 
@@ -57,7 +57,7 @@ def test_task_weights_golden():
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_loop_over_batches(seed):
     rng = np.random.default_rng(seed)
-    state = spo.spo_init(2, rho_min=0.875)
+    state = spo.spo_init(2, prior=4.0)
     alpha, beta, drift = np.full(2, 4.0), np.full(2, 4.0), np.zeros(2)
     for _ in range(4):
         rewards, task = np.float32(rng.random(3)), rng.integers(0, 2, 3)

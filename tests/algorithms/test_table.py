@@ -98,8 +98,8 @@ def test_a_part_is_replaced_before_its_hyperparameters_are_set():
 
 
 def test_unknown_algorithm_lists_the_known():
-    with pytest.raises(ValueError, match=r"unknown algorithm 'ppo'.*'grpo', 'reinforce', 'sao'"):
-        table.get("ppo")
+    with pytest.raises(ValueError, match=r"unknown algorithm 'poo'.*'ppo', 'reinforce', 'rlef'"):
+        table.get("poo")
 
 
 @pytest.mark.parametrize(
