@@ -265,7 +265,7 @@ def _sampler() -> ConfigDict:
             "prefill_rows": 16,  # episodes prefilled per dispatch
             "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
             "max_fed_tokens": 8,  # turns with so few new tokens read them by decode steps instead
-            "num_aux_draws": 128,  # one-token draws per sampled token, for algorithms that need them
+            "num_aux_draws": 128,  # one-token draws per sampled token, if the algorithm reads them
             "top_k": 16,  # likeliest tokens recorded per sampled token, for those that need them
             "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
             "devices": "",  # chips of the sampler, "4,5"; "cpu"; empty = second half

@@ -30,6 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
         }
     )
     config.rl.critic_only_steps = 0  # there is no critic
+    config.sampler.num_aux_draws = 128  # M of the kernel mc; 16 in a later revision by its authors
     config.policy_optimizer.learning_rate = 1e-6  # launchers
     config.policy_optimizer.update(
         {"weight_decay": 0.1, "warmup_steps": 15, "decay_steps": 500, "final_fraction": 0.1}

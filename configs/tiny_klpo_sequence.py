@@ -29,4 +29,5 @@ def get_config(arg: str = "") -> ConfigDict:
         }
     )
     config.rl.critic_only_steps = 0  # there is no critic
+    config.sampler.num_aux_draws = 128  # M of the kernel mc; 16 in a later revision by its authors
     return common.finish(config, arg)

@@ -98,7 +98,7 @@ def test_a_part_is_replaced_before_its_hyperparameters_are_set():
 
 
 def test_unknown_algorithm_lists_the_known():
-    with pytest.raises(ValueError, match=r"unknown algorithm 'poo'.*'ppo', 'reinforce', 'rlef'"):
+    with pytest.raises(ValueError, match=r"unknown algorithm 'poo'.*'grpo'.*'ppo'.*'sao'"):
         table.get("poo")
 
 

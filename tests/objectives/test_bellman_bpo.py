@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_single.keep_rules import omega_mask
 from jaxrl_single.objectives import bellman_bpo
 
 MU = np.array([0.5, 0.9, 0.3, 0.97])
@@ -47,8 +48,11 @@ def test_golden_weights(mu, pi, omega):
 def test_golden_row(advantage, keep, gradient, loss):
     """Weights 3, 1/3, 1.0256 and 0.1238, of which the mask drops one or two; mean over 4 tokens."""
     policy, rollout = jnp.log(jnp.asarray(PI)), jnp.log(jnp.asarray(MU))
+    advantages, mask = jnp.full(4, advantage), jnp.ones(4, bool)
+    kept = omega_mask.omega_mask(policy, rollout, advantages, mask, eps=0.1, low=0.2, high=0.28)
+    np.testing.assert_array_equal(kept, keep)
     (got, (weights, _)), got_gradient = jax.value_and_grad(mean_loss, has_aux=True)(
-        policy, rollout, jnp.full(4, advantage), jnp.array(keep, jnp.float32)
+        policy, rollout, advantages, kept
     )
     np.testing.assert_allclose(got, loss, rtol=1e-5)
     np.testing.assert_allclose(got_gradient, gradient, rtol=1e-5)

@@ -13,6 +13,13 @@ ALL = jnp.ones(3, bool)
 
 
 @jax.jit
+@jax.grad
+def exact_gradient(logits, reward):
+    """Of the expected reward of one action."""
+    return jnp.sum(jax.nn.softmax(logits) * reward)
+
+
+@jax.jit
 def total_loss(policy, advantages, keep, mask):
     per_token, weights, metrics = score.score(policy, advantages, keep, mask)
     return jnp.sum(per_token), (per_token, weights, metrics)
@@ -48,7 +55,7 @@ def test_expected_gradient_is_that_of_the_expected_reward():
     """Enumerated over one action of a softmax of three logits, in which every outcome has its own
     probability as weight: the mean of -gradient is that of sum p R, with any constant baseline."""
     logits, reward = jnp.array([0.2, -0.4, 0.1]), jnp.array([1.0, -0.5, 0.3])
-    exact = jax.grad(lambda z: jnp.sum(jax.nn.softmax(z) * reward))(logits)
+    exact = exact_gradient(logits, reward)
 
     def loss(z):
         advantages = reward - 0.7
@@ -56,13 +63,13 @@ def test_expected_gradient_is_that_of_the_expected_reward():
         per_token, _, _ = score.score(jax.nn.log_softmax(z), advantages, jnp.ones(3), ALL)
         return jnp.sum(outcomes * per_token)
 
-    np.testing.assert_allclose(-jax.grad(loss)(logits), exact, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(-jax.jit(jax.grad(loss))(logits), exact, rtol=1e-5, atol=1e-7)
 
 
 def test_a_batch_baseline_that_holds_the_reward_itself_scales_by_one_half_of_two():
     """Two trajectories of one action, all nine pairs enumerated: exactly (N - 1) / N = 1/2."""
     logits, reward = jnp.array([0.2, -0.4, 0.1]), jnp.array([1.0, -0.5, 0.3])
-    exact = jax.grad(lambda z: jnp.sum(jax.nn.softmax(z) * reward))(logits)
+    exact = exact_gradient(logits, reward)
     first, second = (index.reshape(-1) for index in jnp.meshgrid(jnp.arange(3), jnp.arange(3)))
     pairs = jnp.stack([first, second], axis=1)
 
@@ -73,4 +80,4 @@ def test_a_batch_baseline_that_holds_the_reward_itself_scales_by_one_half_of_two
         per_token, _, _ = score.score(logprobs, centred, jnp.ones((9, 2)), jnp.ones((9, 2), bool))
         return jnp.sum(chance * jnp.mean(per_token, axis=1))
 
-    np.testing.assert_allclose(-jax.grad(loss)(logits), 0.5 * exact, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(-jax.jit(jax.grad(loss))(logits), 0.5 * exact, rtol=1e-5, atol=1e-7)
