@@ -1,4 +1,4 @@
-"""What every loss per token must do: garbage, jit, vmap, packing, precision, its own gradient."""
+"""What every loss per token must do under jit: garbage, vmap, packing, precision, gradients."""
 
 import functools
 import inspect
@@ -100,11 +100,6 @@ def assert_trees_equal(actual, expected):
         np.testing.assert_array_equal(got, wanted)
 
 
-def assert_trees_close(actual, expected, **tolerance):
-    for got, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, wanted, **tolerance)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_garbage_under_the_mask_is_bit_identical(name):
     arrays = as_float32(stream())
@@ -141,15 +136,6 @@ def test_nan_on_a_trained_token_surfaces(name):
         arrays[field][0] = np.nan
     _, (per_token, *_) = compiled(name)(arrays)
     assert np.isnan(per_token[0])
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_jit_agrees_with_python(name):
-    arrays = as_float32(stream())
-    given = {field: jnp.asarray(x) for field, x in arrays.items()}
-    given["num_trajectories"] = NUM_TRAJECTORIES
-    outputs = ALL[name](*(given[field] for field in reads(name)))
-    assert_trees_close(outputs, compiled(name)(arrays)[1], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -196,7 +182,9 @@ def test_vmap_over_batches_equals_each_batch(name):
     mapped = jax.jit(jax.vmap(functools.partial(evaluate, name)))(stacked)
     for place, batch in enumerate(batches):
         one = jax.tree.map(lambda x, place=place: x[place], mapped)
-        assert_trees_close(one, compiled(name)(batch), rtol=1e-5, atol=1e-7)
+        pairs = zip(jax.tree.leaves(one), jax.tree.leaves(compiled(name)(batch)), strict=True)
+        for got, wanted in pairs:
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ALL)
