@@ -13,8 +13,8 @@ VARIANCE_FLOOR = 1e-8  # below it the returns count as constant
 
 
 def as_float(x: jax.Array) -> jax.Array:
-    """`x` in at least float32: bfloat16 and integers are raised, float64 stays."""
-    return jnp.asarray(x).astype(jnp.promote_types(jnp.result_type(x), jnp.float32))
+    """`x` in at least float32: bfloat16 is raised, float64 stays, integers get the default type."""
+    return jnp.asarray(x).astype(jnp.promote_types(jnp.result_type(x, float), jnp.float32))
 
 
 def clean(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -28,9 +28,9 @@ def total(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def count(mask: jax.Array) -> jax.Array:
-    """Number of True entries, a float32 scalar."""
+    """Number of True entries, a scalar of the default float type."""
     # Counted as integers: a float32 sum of ones stops growing at 2^24, a large batch's size.
-    return jnp.sum(mask, dtype=jnp.int32).astype(jnp.float32)
+    return jnp.sum(mask, dtype=jnp.int32).astype(float)
 
 
 def mean(x: jax.Array, mask: jax.Array, *, denominator: jax.Array | None = None) -> jax.Array:
