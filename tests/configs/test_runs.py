@@ -1,0 +1,73 @@
+"""Every config runs two steps of RL and moves its policy: one for each code path, the rest slowly.
+
+In this process, in mode sync; kills, resumes, processes and the other stages are for tests/e2e.
+"""
+
+import importlib
+import math
+import pathlib
+
+import jax
+import pytest
+
+from jaxrl_single import workdir
+from jaxrl_single.stages import build, trainer_process
+from jaxrl_single.supervise import workdir_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+FILES = {p.stem for p in (ROOT / "configs").glob("*.py")} - {"common", "__init__"}
+CODE_PATHS = {
+    "tiny_sao": "critic, two updates of it, and a policy",
+    "tiny_decoupled_ppo": "minibatches and log-probs fixed before the first of them",
+    "tiny_flash_reinforce": "one loss over several micro-batches",
+    "tiny_grpo": "groups",
+    "tiny_spo": "a state that every batch changes",
+    "tiny_klpo": "rows that the sampler records",
+}
+STEPS = 2
+
+
+def small(name):
+    """The config as `:tiny`, without what other tests run, on the model that compiles fastest."""
+    config = importlib.import_module(f"configs.{name}").get_config("tiny")
+    config.mode = "sync"
+    config.model.size = "tiny"
+    config.env.name = "tests.configs.coin_env:factory"
+    config.env.max_turn_tokens = 40  # a random policy seldom ends its turn sooner
+    config.warm_start.num_steps = 0
+    config.value_pretraining.max_steps = 0
+    config.gate.enabled = False
+    config.eval.update({"num_tasks": 2, "every_steps": 0})
+    config.rl.update({"num_steps": STEPS, "critic_only_steps": 0})
+    return config
+
+
+@pytest.fixture
+def quick_compilation():
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def cases():
+    assert set(CODE_PATHS) <= FILES
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(FILES - set(CODE_PATHS))]
+    return [*CODE_PATHS, *slow]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_two_steps_move_the_policy(name, tmp_path, quick_compilation):
+    config = small(name)
+    paths, _ = workdir.create(tmp_path / "run")
+    workdir_config.check(paths, config.to_dict())
+    trainer_process.run(config, paths, stopping=lambda: False, beat=lambda: None)
+    assert workdir.read_status(paths).stage == "done"
+    found = [r for r in workdir.read_jsonl(paths.metrics) if r["stage"] == "rl"]
+    assert [record["step"] for record in found] == list(range(1, STEPS + 1))
+    for record in found:
+        assert math.isfinite(record["policy/loss"])
+        assert record["policy/gradient_norm"] > 0
+        assert record["train/policy_version"] == record["step"]
+    if build.algorithm(config).needs_critic:
+        assert all(record["critic/gradient_norm"] > 0 for record in found)
