@@ -21,6 +21,7 @@ CORE = [
     "tokenizers>=0.21",
 ]
 EXTRAS = {
+    "plot": ["matplotlib>=3.9"],
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
     "test": [
@@ -32,7 +33,8 @@ EXTRAS = {
         "ruff>=0.9",
     ],
 }
-EXTRAS["dev"] = EXTRAS["test"] + ["matplotlib>=3.9"]
+EXTRAS["test"] += EXTRAS["plot"]
+EXTRAS["dev"] = EXTRAS["test"]
 
 setup(
     name="jaxrl_single",
