@@ -225,7 +225,7 @@ def _from_trajectory(trajectory: types.Trajectory) -> Json:
         "group_id": trajectory.group_id,
         "terminated": trajectory.terminated,
         "action_mask": mask.astype(int).tolist(),
-        "rewards": trajectory.rewards.tolist(),
+        "reward": float(trajectory.reward),
         "tokens": trajectory.tokens.tolist(),
         "policy_versions": trajectory.policy_versions.tolist(),
         "turn_ids": trajectory.turn_ids.tolist(),
@@ -233,6 +233,9 @@ def _from_trajectory(trajectory: types.Trajectory) -> Json:
         "policy_logprobs": _nulled(trajectory.rollout_logprobs, mask),
         "rollout_logprobs": _nulled(trajectory.rollout_logprobs, mask),
     }
+    # Scripted and imported trajectories may have a reward that no token holds.
+    if np.isclose(trajectory.rewards[mask].sum(), trajectory.reward):
+        record["rewards"] = trajectory.rewards.tolist()
     if trajectory.parent_id is not None:
         record |= {"parent_id": trajectory.parent_id, "fork_index": trajectory.fork_index}
     for name, rows in trajectory.action_arrays.items():

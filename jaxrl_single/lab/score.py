@@ -68,7 +68,7 @@ def score(algorithm: row_lib.Algorithm, records: Sequence[Record]) -> Scores:
     named = {_COEFFICIENTS[name]: x for name, x in coefficients.items() if name in _COEFFICIENTS}
     per_token = {"advantages": found.advantages, "weights": aux.weights} | named
     per_token, loss, metrics = jax.device_get((per_token, loss, metrics))
-    per_token = {name: array + 0.0 for name, array in per_token.items()}  # 0 for -0
+    per_token = {name: _whole(array, records) for name, array in per_token.items()}
     _check_finite(per_token, records)
     for field, names in _ENTROPY_METRICS.items():
         if not all(field in record for record in records):
@@ -130,6 +130,11 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _whole(array: np.ndarray, records: Sequence[Record]) -> np.ndarray:
+    """Without the padding of the stream, and with 0 for -0."""
+    return array[: sum(record.length for record in records)] + 0.0
 
 
 def _check_finite(per_token: Mapping[str, np.ndarray], records: Sequence[Record]) -> None:

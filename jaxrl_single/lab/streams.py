@@ -1,6 +1,7 @@
 """Records -> the arrays that algorithms read: all tokens of the file as one stream [T].
 
-Only what the algorithm reads is made, besides what every algorithm gets.
+Only what the algorithm reads is made, besides what every algorithm gets. Tokens and trajectories
+are padded to powers of 2, so that files of similar size share their compiled programs.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from jaxrl_single.algorithms import update
 from jaxrl_single.lab import requirements
 from jaxrl_single.lab.records import Record
 
+LEAST_TOKENS, LEAST_TRAJECTORIES = 32, 8
+
 
 def num_tasks(algorithm: row_lib.Algorithm, records: Sequence[Record]) -> int:
-    """How many numbers the tasks of the file take, or the states where these are counted."""
+    """How many numbers the tasks of the file may take, or the states where these are counted."""
     if "state_key" in algorithm.reads:
-        return len({key for record in records for key in record["state_key"]})
-    return len({record["task_id"] for record in records})
+        found = {key for record in records for key in record["state_key"]}
+    else:
+        found = {record["task_id"] for record in records}
+    return _padded_size(len(found), LEAST_TRAJECTORIES)
 
 
 def advantage_arrays(
@@ -53,10 +58,10 @@ def advantage_arrays(
         action_mask=mask,
         trajectory_index=_trajectory_index(records),
         reward=_facts(records, "reward"),
-        group=_numbered([group_of(record) for record in records]),
-        valid=jnp.ones(len(records), bool),
-        task=_numbered([record["task_id"] for record in records]),
-        bootstrap_values=jnp.asarray(np.array([_bootstrap(record) for record in records])),
+        group=_listed(_numbered([group_of(record) for record in records]), np.int32, fill=-1),
+        valid=_listed([True] * len(records), bool),
+        task=_listed(_numbered([record["task_id"] for record in records]), np.int32),
+        bootstrap_values=_listed([_bootstrap(record) for record in records]),
         turn_ids=_joined([record.turns for record in records], np.int32),
         token_index=_joined([np.arange(record.length) for record in records], np.int32),
         log_ratio=jnp.where(mask, policy - rollout, 0.0),
@@ -70,7 +75,8 @@ def policy_arrays(
     """The same batch for the loss, with its advantages [T]; all actions of the file count."""
     reads, mask = algorithm.reads, _tokens(records, "action_mask")
     index = _trajectory_index(records)
-    lengths, denominator = update.reduction_inputs(algorithm, mask, index, len(records))
+    valid = _listed([True] * len(records), bool)
+    lengths, denominator = update.reduction_inputs(algorithm, mask, index, valid.size)
     optional: dict[str, Any] = {
         name: _rows(records, name) for name in requirements.ROWS if name in reads
     }
@@ -92,16 +98,16 @@ def policy_arrays(
         trajectory_lengths=lengths,
         denominator=denominator,
         reward=_facts(records, "reward"),
-        group=_numbered([group_of(record) for record in records]),
-        valid=jnp.ones(len(records), bool),
+        group=_listed(_numbered([group_of(record) for record in records]), np.int32, fill=-1),
+        valid=valid,
         turn_ids=_joined([record.turns for record in records], np.int32),
         **optional,
     )
 
 
 def split(array: np.ndarray, records: Sequence[Record]) -> list[np.ndarray]:
-    """An array of the stream, cut into the trajectories."""
-    return np.split(array, np.cumsum([record.length for record in records])[:-1])
+    """An array of the stream, cut into the trajectories, without the padding."""
+    return np.split(array, np.cumsum([record.length for record in records]))[:-1]
 
 
 def group_of(record: Record) -> tuple[str, Any]:
@@ -115,23 +121,39 @@ def _tokens(records: Sequence[Record], name: str) -> jax.Array:
     return _joined([record[name] for record in records])
 
 
-def _joined(arrays: list[np.ndarray], dtype: Any = None) -> jax.Array:
-    return jnp.asarray(np.concatenate(arrays), dtype)
+def _joined(arrays: list[np.ndarray], dtype: Any = None, *, fill: Any = 0) -> jax.Array:
+    """Arrays [T, ...] of the trajectories one after the other, and padding."""
+    return _padded(np.concatenate(arrays), LEAST_TOKENS, dtype, fill)
 
 
 def _facts(records: Sequence[Record], name: str) -> jax.Array:
-    return jnp.asarray(np.array([record[name] for record in records]))
+    return _listed([record[name] for record in records])
 
 
-def _numbered(keys: list[Any]) -> jax.Array:
+def _listed(values: list[Any], dtype: Any = None, *, fill: Any = 0) -> jax.Array:
+    """A number for each trajectory, and padding."""
+    return _padded(np.array(values), LEAST_TRAJECTORIES, dtype, fill)
+
+
+def _padded(array: np.ndarray, least: int, dtype: Any, fill: Any) -> jax.Array:
+    missing = _padded_size(len(array), least) - len(array)
+    filling = np.full((missing, *array.shape[1:]), fill, array.dtype)
+    return jnp.asarray(np.concatenate([array, filling]), dtype)
+
+
+def _padded_size(size: int, least: int) -> int:
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def _numbered(keys: list[Any]) -> list[int]:
     """Equal keys by equal numbers 0, 1, ... in the order of their first appearance."""
     numbers: dict[Any, int] = {}
-    return jnp.asarray([numbers.setdefault(key, len(numbers)) for key in keys], jnp.int32)
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def _trajectory_index(records: Sequence[Record]) -> jax.Array:
-    index = np.repeat(np.arange(len(records)), [record.length for record in records])
-    return jnp.asarray(index, jnp.int32)
+    owners = [np.full(record.length, number) for number, record in enumerate(records)]
+    return _joined(owners, np.int32, fill=-1)
 
 
 def _bootstrap(record: Record) -> float:
@@ -171,13 +193,10 @@ def _state_keys(records: Sequence[Record]) -> jax.Array:
 
 def _gold(records: Sequence[Record]) -> dict[str, jax.Array]:
     counts = [len(record["gold_logprobs"]) for record in records]
-    padded = np.zeros((len(records), max(counts) + 1))
-    for row, record in zip(padded, records, strict=True):
+    rows = np.zeros((len(records), _padded_size(max(counts) + 1, LEAST_TRAJECTORIES)))
+    for row, record in zip(rows, records, strict=True):
         row[: len(record["gold_logprobs"])] = record["gold_logprobs"]
-    return {
-        "gold_logprobs": jnp.asarray(padded),
-        "num_boundaries": jnp.asarray(counts, jnp.int32),
-    }
+    return {"gold_logprobs": _listed(rows), "num_boundaries": _listed(counts, np.int32)}
 
 
 def _forks(records: Sequence[Record]) -> dict[str, jax.Array]:
@@ -187,6 +206,6 @@ def _forks(records: Sequence[Record]) -> dict[str, jax.Array]:
     ]
     forks = [record["fork_index"] if "parent_id" in record else 0 for record in records]
     return {
-        "parent": jnp.asarray(parents, jnp.int32),
-        "fork_index": jnp.asarray(forks, jnp.int32),
+        "parent": _listed(parents, np.int32, fill=-1),
+        "fork_index": _listed(forks, np.int32),
     }

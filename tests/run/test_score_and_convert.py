@@ -1,0 +1,55 @@
+"""The commands `run.score` and `run.convert` as processes, from a dump to coefficients."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+
+from tests.lab import recordings
+
+
+def command(name, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", f"jaxrl_single.run.{name}", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_dump_is_converted_and_scored_in_float64(tmp_path):
+    dump, fields = tmp_path / "dump.jsonl", tmp_path / "fields.jsonl"
+    records, output = tmp_path / "records.jsonl", tmp_path / "scores.jsonl"
+    sample = {"completion_ids": [5, 6, 7], "env_reward": 1.0}
+    dump.write_text(json.dumps(sample | {"logprobs": np.log([0.5, 0.2, 0.05]).tolist()}) + "\n")
+    own = {"id": 0, "policy_logprobs": np.log([0.4, 0.3, 0.5]).tolist()}
+    own |= {"rewards": [1.0, -0.5, 2.0], "reward": 2.5, "values": [0, 0, 0]}
+    fields.write_text(json.dumps(own) + "\n")
+    done = command(
+        "convert", "--from=trl", f"--input={dump}", f"--output={records}", f"--fields={fields}"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    done = command(
+        "score", "--algorithm=sao", f"--input={records}", f"--output={output}", "--x64",
+        "--set=advantage=fixed_gae", "--set=advantage.lambda_=0",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    line, last = map(json.loads, output.read_text().splitlines())
+    assert line["id"] == 0
+    np.testing.assert_allclose(line["advantages"], [1, -0.5, 2], atol=1e-14)
+    np.testing.assert_allclose(line["coefficients"], [0.8 / 3, -0.25, 0], atol=1e-14)
+    assert abs(last["summary"]["loss"] + 0.056649005915) < 1e-12
+
+
+def test_a_bad_line_is_told_and_nothing_is_written(tmp_path):
+    data = recordings.make_records()
+    del data[3]["values"]
+    path = recordings.write(tmp_path / "in.jsonl", data)
+    output = tmp_path / "out.jsonl"
+    done = command("score", "--algorithm=sao", f"--input={path}", f"--output={output}")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {path}, line 4: values is missing; algorithm 'sao', advantage (critic_gae), reads "
+        "it: the critic's value of the prefix before each action token\n"
+    )
+    assert not output.exists()
