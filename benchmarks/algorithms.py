@@ -47,7 +47,7 @@ def main() -> None:
     ]
     if not arguments.report:
         warm = arguments.root.absolute() / "warm"
-        run("sao_hard", warm, {"rl.num_steps": 0, "value_pretraining.max_steps": 0})
+        run("sao_hard", warm, {"rl.num_steps": 1, "value_pretraining.max_steps": 0})
         for seed, name, directory in runs:
             run(config_of(name), directory, {"seed": seed, "warm_start.workdir": warm})
             print(line(name, [facts(directory)]), flush=True)

@@ -25,6 +25,7 @@ def get_config(arg: str = "") -> ConfigDict:
                 "half_life": 0.06,  # mean |log-ratio| of a task's last visit that halves its memory
                 "prior": 0.5,  # alpha and beta of a task that was never seen
                 "rho_min": 0.875,  # smallest share of the memory that a visit leaves
+                "floor": 0.05,  # added to sqrt(v (1 - v)), the weight with which a task is sampled
                 "rho_max": 0.96,  # largest share, when the policy has not moved
             },
             "whitening": {

@@ -70,6 +70,8 @@ class Part:
       init: makes the state of a stateful part, init(num_tasks, *, hyper-parameters); such a
         function takes the state first and returns (result, state).
       kernels: the functions by the value of the hyper-parameter "kernel".
+      task_weights: how often to sample each task, task_weights(state, *, hyper-parameters), for a
+        stateful advantage that says so.
     """
 
     function: Callable[..., Any] | None
@@ -78,6 +80,7 @@ class Part:
     couples: bool = False
     init: Callable[..., Any] | None = None
     kernels: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    task_weights: Callable[..., Any] | None = None
 
     @property
     def chosen(self) -> Callable[..., Any]:
@@ -101,6 +104,10 @@ class Part:
         if self.init is None:
             return ()
         return self.init(num_tasks, **_named_by(self.init, self.hyperparameters))
+
+    def weigh_tasks(self, state: Any) -> Any:
+        """Relative frequencies of the tasks by their number; for parts with `task_weights`."""
+        return self.task_weights(state, **_named_by(self.task_weights, self.hyperparameters))
 
     def having(self, **changes: Any) -> Part:
         """The same with some hyper-parameters changed."""
@@ -147,9 +154,10 @@ ADVANTAGES: dict[str, Part] = {
     ),
     "spo": Part(
         spo.spo,
-        {"prior": 0.5, "half_life": 0.06, "rho_min": 0.875, "rho_max": 0.96},
+        {"prior": 0.5, "half_life": 0.06, "rho_min": 0.875, "rho_max": 0.96, "floor": 0.05},
         per=TRAJECTORY,
         init=spo.spo_init,
+        task_weights=spo.task_weights,
     ),
     "branching": Part(branching.branching),
     "gigrpo": Part(gigrpo.gigrpo, {"discount": 0.95, "step_weight": 1.0, "eps": 1e-6}),

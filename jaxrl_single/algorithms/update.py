@@ -53,6 +53,13 @@ def init_state(algorithm: row_lib.Algorithm, *, num_tasks: int) -> State:
     return {name: part.first_state(num_tasks) for name, part in stateful.items() if part.init}
 
 
+def task_weights(algorithm: row_lib.Algorithm, state: State) -> jax.Array | None:
+    """Relative frequencies of the tasks by their number, [num_tasks]; None without a preference."""
+    if algorithm.advantage.task_weights is None:
+        return None
+    return algorithm.advantage.weigh_tasks(state["advantage"])
+
+
 def reduction_inputs(
     algorithm: row_lib.Algorithm,
     loss_mask: jax.Array,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
 
 from jaxrl_single import types
+
+_MAX_SKIPS = 1000  # so that weights of 0 everywhere do not hang the trainer
 
 
 class TaskIterator:
@@ -32,12 +35,30 @@ class TaskIterator:
         dataset = grain.MapDataset.source(tasks)
         self._dataset = (dataset.shuffle(seed=seed) if shuffle else dataset).repeat()
         self._order = {"num_tasks": len(tasks), "seed": seed, "shuffle": shuffle}
+        self._seed = seed
         self._position = 0
+        self._weight: Callable[[types.Task], float] | None = None
+
+    def prefer(self, weight: Callable[[types.Task], float]) -> None:
+        """From now on tasks come in proportion to their weights: others are skipped in the order.
+
+        Whether a task is skipped is a function of (seed, position, its weight). The weights are not
+        part of the position: give them again after `restore`.
+
+        Args:
+          weight: of a task, in [0, 1]; the chance to be taken when its turn comes.
+        """
+        self._weight = weight
 
     def next(self) -> types.Task:
-        """The next task."""
-        task = self._dataset[self._position]
-        self._position += 1
+        """The next task; after _MAX_SKIPS skipped ones, whatever is next."""
+        for _ in range(_MAX_SKIPS):
+            task, position = self._dataset[self._position], self._position
+            self._position += 1
+            if self._weight is None:
+                break
+            if random.Random(f"{self._seed}/{position}").random() < self._weight(task):
+                break
         return task
 
     def state(self) -> dict[str, Any]:

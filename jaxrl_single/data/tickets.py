@@ -8,7 +8,7 @@ lineage of the restored checkpoint: what was open then is open again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from jaxrl_single import types
@@ -44,6 +44,8 @@ class TaskSource(Protocol):
     """Where the tasks of training tickets come from; see data/prompts.py."""
 
     def next(self) -> types.Task: ...
+
+    def prefer(self, weight: Callable[[types.Task], float]) -> None: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -109,6 +111,10 @@ class TicketBook:
         self._unsent: list[str] = []  # open, and to be handed out by the next `issue`
         self._counts = {"trained": 0, "dropped_stale": 0, "errors": 0}
         self.consecutive_errors = 0  # failed episodes since the last one that did not fail
+
+    def prefer(self, weight: Callable[[types.Task], float]) -> None:
+        """How often each task is to be drawn from now on; see `prompts.TaskIterator.prefer`."""
+        self._tasks.prefer(weight)
 
     def issue(
         self, n: int, *, purpose: str = "rl", temperature: float = 1.0, group_size: int = 1

@@ -43,6 +43,7 @@ class Loop:
       fetch: version -> its published parameters.
       records: metrics, status, evaluations.
       save: (step, state) -> seconds; writes a checkpoint.
+      prefer_tasks: takes the algorithm's state; orders tasks as often as that says.
       compilations: how many XLA compilations so far.
       sampler_stats: newest numbers of the sampler by metric name.
     """
@@ -56,6 +57,7 @@ class Loop:
     fetch: Callable[[int], Any]
     records: records.Records
     save: Callable[[int, state_lib.TrainState], float]
+    prefer_tasks: Callable[[Any], None]
     compilations: Callable[[], int]
     sampler_stats: Callable[[], dict[str, float]]
 
@@ -70,6 +72,7 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
     num_steps = loop.config.rl.num_steps
     step = int(state.step)
     loop.records.status("rl", step, num_steps)
+    loop.prefer_tasks(state.algorithm_state)
     saved_s = 0.0
     try:
         while step < num_steps:
@@ -102,6 +105,7 @@ def _one_step(
     published_at = time.monotonic()
     if not critic_only and not metrics["train/empty_update"]:
         loop.rollouts.publish(jax.device_get(state.policy_params), step=step + 1)
+    loop.prefer_tasks(state.algorithm_state)
     ended = time.monotonic()
     _finish_evaluations(loop)
     metrics |= records.batch_metrics(taken.trajectories, batch)

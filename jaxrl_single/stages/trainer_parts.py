@@ -15,7 +15,8 @@ from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import store as store_lib
 from jaxrl_single import workdir
 from jaxrl_single.algorithms import row as row_lib
-from jaxrl_single.data import prompts, tickets, token_batch
+from jaxrl_single.algorithms import update as update_lib
+from jaxrl_single.data import packing, prompts, tickets, token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
 from jaxrl_single.trainer import mesh as mesh_lib
@@ -160,6 +161,16 @@ def warm_policy_of(root: str, params: api.Params) -> api.Params:
             f"warm_start.workdir={root} holds no finished warm start; run that workdir first"
         )
     return checkpoints.restore(params)[0]
+
+
+def prefer_tasks(
+    algorithm: row_lib.Algorithm, book: tickets.TicketBook, algorithm_state: Any
+) -> None:
+    """Lets the order of tasks follow the weights of a stateful advantage, if it has any."""
+    weights = update_lib.task_weights(algorithm, algorithm_state)
+    if weights is not None:
+        weights = jax.device_get(weights / weights.max())
+        book.prefer(lambda task: float(weights[packing.task_number(task.id)]))
 
 
 def used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:

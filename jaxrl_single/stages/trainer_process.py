@@ -181,6 +181,9 @@ class Trainer:
 
     def _final_evaluation(self, loop: rl.Loop, state: state_lib.TrainState) -> None:
         step = int(state.step)
+        if not step:  # the policy is the warm one, which was evaluated
+            self._say("done", step, step, "")
+            return
         purpose = f"final@{step}"
         recorded = [e for e in workdir.read_evals(self.paths) if e.stage == "final"]
         if not any(evaluation.step == step for evaluation in recorded):
@@ -298,6 +301,9 @@ class Trainer:
             fetch=lambda version: self.weights.fetch(version)[0],
             records=self.records,
             save=functools.partial(self._save, checkpoints),
+            prefer_tasks=functools.partial(
+                trainer_parts.prefer_tasks, self.algorithm, self.rollouts.book
+            ),
             compilations=lambda: self._compilations.count,
             sampler_stats=functools.partial(sampler_process.read_stats, self.paths),
         )

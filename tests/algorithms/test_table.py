@@ -41,6 +41,9 @@ def test_part_reads_what_exists_and_has_a_value_for_every_hyperparameter(kind, n
     if part.init:
         initial = inspect.signature(part.init).parameters.values()
         named |= {p.name for p in initial if p.kind is p.KEYWORD_ONLY}
+    if part.task_weights:
+        weighing = inspect.signature(part.task_weights).parameters.values()
+        named |= {p.name for p in weighing if p.kind is p.KEYWORD_ONLY}
     assert named | outside == set(part.hyperparameters)
 
 
