@@ -299,7 +299,7 @@ MU, PI = [0.60, 0.02, 0.90, 0.30, 0.005], [0.50, 0.12, 0.97, 0.29, 0.0005]
 )
 def test_gates(scored, rule, settings, up, down):
     settings = [f"keep_rule.{setting}" for setting in settings]
-    for reward, bits in ((1.0, up), (-1.0, down)):
+    for reward, bits in {up: (1.0, up), down: (-1.0, down)}.values():  # once if they are equal
         record = simple(1, PI, MU, reward=reward, entropies=[0.9, 2.5, 0.2, 1.2, 3.0])
         (line,), _ = scored(
             "flash_no_is", [record], "advantage=reward", f"keep_rule={rule}", *settings
