@@ -1,7 +1,7 @@
 """SPO: a success probability per task, tracked as a Beta distribution, is the baseline.
 
-Of the paper's two uses of the tracker only the baseline is here: tasks come in random order, not by
-their uncertainty, and the trackers begin without offline rollouts.
+As published the trackers also choose the tasks: those of uncertain success come most often. Unlike
+there, they begin without offline rollouts.
 
 Command: python -m jaxrl_single.run.local --config=configs/tiny_spo.py --workdir=runs/spo
 """
