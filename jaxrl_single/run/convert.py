@@ -3,10 +3,10 @@
     python -m jaxrl_single.run.convert --from=store --input=WORKDIR --output=RECORDS.jsonl
     python -m jaxrl_single.run.convert --from=trl --input=DUMP.jsonl --output=RECORDS.jsonl
 
-verl and slime likewise. What is read of each is told in jaxrl_single/lab/convert.py, what is written
-in jaxrl_single/lab/records.py. A dump knows nothing of the policy to be scored: its policy_logprobs
-are the trainer's before the update, or else the sampler's. Put yours in with --fields, a file of
-JSON lines {"id": ..., "policy_logprobs": [...], ...}.
+verl and slime likewise. What is read of each is told in jaxrl_single/lab/convert.py, and what is
+written in jaxrl_single/lab/records.py. A dump knows nothing of the policy to be scored: its
+policy_logprobs are the trainer's before the update, or else the sampler's. Put yours in with
+--fields, a file of JSON lines {"id": ..., "policy_logprobs": [...], ...}.
 """
 
 import argparse
