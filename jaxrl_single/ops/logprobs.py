@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from jaxrl_single.ops import masked
 
+_NARROW = 256  # vocabularies up to this are compared with K ids at once
+
 
 def log_softmax(logits: jax.Array, temperature: jax.Array | float) -> jax.Array:
     """Log-probabilities of logits / temperature, in at least float32.
@@ -196,15 +198,37 @@ def _logits_gradient(logprobs, temperature, ids, of_ids, of_entropy):
 
 def _select(logprobs, ids):
     """[..., V] and ids [..., K] give [..., K]; all V without ids."""
-    return logprobs if ids is None else pick(logprobs[..., None, :], ids)
+    if ids is None:
+        return logprobs
+    if _compares(ids, logprobs):
+        return pick(logprobs[..., None, :], ids)
+    taken = jnp.take_along_axis(logprobs, jnp.clip(ids, 0, logprobs.shape[-1] - 1), axis=-1)
+    return jnp.where(_inside(ids, logprobs), taken, 0.0)
 
 
 def _select_gradient(ids, cotangent, probabilities):
     """Of `_select` after a softmax, with respect to the scaled logits, [..., V]."""
     if ids is None:
         return cotangent - probabilities * jnp.sum(cotangent, axis=-1, keepdims=True)
-    score = _one_hot(ids, probabilities.shape[-1]) - probabilities[..., None, :]
-    return jnp.sum(cotangent[..., None] * score, axis=-2)
+    if _compares(ids, probabilities):
+        score = _one_hot(ids, probabilities.shape[-1]) - probabilities[..., None, :]
+        return jnp.sum(cotangent[..., None] * score, axis=-2)
+    width, vocab_size = ids.shape[-1], probabilities.shape[-1]
+    places = jnp.where(_inside(ids, probabilities), ids, vocab_size).reshape(-1, width)
+    rows = jnp.zeros((len(places), vocab_size), cotangent.dtype)
+    row = jnp.arange(len(places))[:, None]
+    chosen = rows.at[row, places].add(cotangent.reshape(-1, width), mode="drop")
+    chosen = chosen.reshape(probabilities.shape)
+    return chosen - probabilities * jnp.sum(cotangent, axis=-1, keepdims=True)
+
+
+def _compares(ids, logprobs):
+    """Whether to find ids by comparison with the vocabulary: [..., K, V] must stay small."""
+    return ids.shape[-1] == 1 or logprobs.shape[-1] <= _NARROW
+
+
+def _inside(ids, logprobs):
+    return (ids >= 0) & (ids < logprobs.shape[-1])
 
 
 def _chunk_log_softmax(hidden, unembedding, temperature):

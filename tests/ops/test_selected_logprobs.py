@@ -52,8 +52,10 @@ def assert_close(left, right, *, atol):
         np.testing.assert_allclose(a, b, atol=atol)
 
 
-@pytest.mark.parametrize("chunk", [CHUNK, 64])
-def test_values_and_gradients_equal_the_plain_formula_in_float64(chunk):
+@pytest.mark.parametrize(("chunk", "narrow"), [(CHUNK, V), (64, V), (CHUNK, V - 1)])
+def test_values_and_gradients_equal_the_plain_formula_in_float64(monkeypatch, chunk, narrow):
+    """Also where the vocabulary is too wide to be compared with all ids."""
+    monkeypatch.setattr(logprobs, "_NARROW", narrow)
     with jax.enable_x64(True):
         *inputs, slopes = make_inputs()
         function = functools.partial(chunked, chunk=chunk)
