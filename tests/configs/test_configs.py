@@ -53,7 +53,7 @@ def _local(*arguments):
 
 
 def test_typo_on_the_command_line_names_the_nearest_field(tmp_path):
-    """PITFALLS B27: before any device work, and nothing is made."""
+    """Before any device work, and nothing is made."""
     workdir = tmp_path / "run"
     done = _local(
         "--config=configs/tiny_sao.py",

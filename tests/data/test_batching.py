@@ -36,7 +36,7 @@ def _trajectory(versions, *, ticket=0, **changes):
 
 
 def test_a_trajectory_ages_in_the_queue():
-    # PITFALLS B21: finished at version 0, waits until the trainer is at 5, bound 3.
+    # Finished at version 0, waits until the trainer is at 5, bound 3.
     waiting = _trajectory([0, 0])
     assert batching.select([waiting], trainer_version=0, max_staleness=3).fresh == [waiting]
     assert batching.select([waiting], trainer_version=3, max_staleness=3).fresh == [waiting]

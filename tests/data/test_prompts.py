@@ -37,7 +37,7 @@ def test_order_depends_on_the_seed_only():
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 10])
 def test_resume_continues_exactly(cut):
-    """B25: the same tasks in the same order as without the break, through JSON."""
+    """The same tasks in the same order as without the break, through JSON."""
     straight = _take(prompts.TaskIterator(TASKS, seed=3), 25)
     before = prompts.TaskIterator(TASKS, seed=3)
     head = _take(before, cut)

@@ -124,7 +124,7 @@ def test_sigterm_saves_and_exits_with_zero(tmp_path):
     ],
 )
 def test_exception_in_an_environment_is_shown_and_ends_the_run(tmp_path, name, cause):
-    """PITFALLS B23."""
+    """Neither a hang nor a reward of 0."""
     workdir = tmp_path / "run"
     # The untrained policy often runs into a limit before it meets the environment.
     fault = (f"env.name=tests.e2e.bad_envs:{name}", "rollout.max_consecutive_errors=3")

@@ -47,7 +47,7 @@ def test_same_seed_same_numbers(whole, tmp_path):
 
 @pytest.mark.parametrize("kill_after", [1, 3, 5], ids=["critic_only", "at_switch", "later"])
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path, kill_after):
-    """PITFALLS B25: parameters, both optimisers, and what was trained."""
+    """Parameters, both optimisers, and what was trained."""
     workdir = tmp_path / "killed"
     process = runs.start(workdir, *OVERRIDES, "rl.num_steps=8")
     runs.wait_until(

@@ -76,7 +76,7 @@ def test_requests_continue_the_recorded_tokens_exactly():
 
 
 def test_sampled_ids_are_never_tokenised_again():
-    """B17: two ids that spell the same text stay what they are, in the row and in the next turn."""
+    """Two ids that spell the same text stay what they are, in the row and in the next turn."""
 
     class TwoSpellings(chat.CharChat):
         def action_text(self, token_ids):

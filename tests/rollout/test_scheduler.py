@@ -355,7 +355,7 @@ def test_wrong_use_is_refused():
 
 
 def test_from_ticket_files_to_the_store_and_again_after_a_death(tmp_path):
-    """B23, the worker's part: it dies with work in hand, and its successor finishes the rest."""
+    """It dies with work in hand, and its successor finishes the rest."""
     directory = tmp_path / "tickets"
     directory.mkdir()
     ticket_files.write(directory, [ticket(n) for n in range(6)])

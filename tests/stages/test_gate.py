@@ -74,7 +74,7 @@ def test_gate_passes_before_and_after_a_swap_and_fails_on_other_weights(size, te
 
 
 def test_a_forgotten_temperature_is_caught():
-    """PITFALLS B12: sampled at 0.5, scored as if at 1."""
+    """Sampled at 0.5, scored as if at 1."""
     config, world, policy = make("tiny_moe", 0.5)
     params = policy.init(jax.random.key(0))
     engine = sampler_process.make_engine(config, policy, params, 0)

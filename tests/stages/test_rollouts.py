@@ -108,7 +108,7 @@ def make(directory, tasks, *, worker=None, **changes):
 
 
 def test_age_is_measured_at_consumption(tmp_path):
-    """PITFALLS B21: finished at version 0, consumed at version 5, bound 3: not trained."""
+    """Finished at version 0, consumed at version 5, bound 3: not trained."""
     made, _ = make(tmp_path, [task(i) for i in range(100)])
     made.publish(PARAMS, step=0)
     first = made.take(4, purpose="rl").trajectories
@@ -126,7 +126,7 @@ def test_age_is_measured_at_consumption(tmp_path):
 
 @pytest.mark.parametrize("version", [0, 100])
 def test_admission_is_bounded_also_after_a_resume_at_a_high_version(tmp_path, version):
-    """PITFALLS B21: at most (max_staleness + 1) batches are open, not (version + ...) batches."""
+    """At most (max_staleness + 1) batches are open, not (version + ...) batches."""
     made, worker = make(tmp_path, [task(i) for i in range(1000)])
     state = {"book": made.book.state(), "version": version}
     made.restore(state, used=())
@@ -138,7 +138,7 @@ def test_admission_is_bounded_also_after_a_resume_at_a_high_version(tmp_path, ve
 
 
 def test_slow_episodes_are_not_starved(tmp_path):
-    """PITFALLS B22: half the tasks take 1 tick, half 10, bound 2; trained is about the same mix."""
+    """Half the tasks take 1 tick, half 10, bound 2; trained is about the same mix."""
     tasks = [task(i, ticks=1 if i % 2 else 10) for i in range(4000)]
     made, _ = make(
         tmp_path,
@@ -198,7 +198,7 @@ def test_wanted_trajectories_come_although_tickets_fail_for_good(tmp_path):
 
 
 def test_failures_in_a_row_stop_the_run_with_the_first_cause(tmp_path):
-    """PITFALLS B23: an exception in an environment neither hangs nor vanishes."""
+    """An exception in an environment neither hangs nor vanishes."""
 
     def fails(ticket):
         return types.EpisodeError("reward", f"ValueError: cause of {ticket.number}")

@@ -92,7 +92,7 @@ def test_a_state_that_was_put_survives_donation():
 
 
 def test_eight_devices_give_the_numbers_of_one():
-    # Six rows hold something, two devices have nothing to train (PITFALLS B9).
+    # Six rows hold something, two devices have nothing to train.
     batch = cases.pack(cases.trajectories(9, longest=14), rows=16, micro=8, slots=12)
     trained_rows = batch.loss_mask[0].any(axis=1)
     assert 0 < trained_rows.sum() < 8

@@ -83,7 +83,7 @@ def test_advantages_may_come_from_the_critic_before_its_update():
 
 @pytest.mark.parametrize("lengths", [(7, 5, 3, 1), (7, 5, 3)])
 def test_the_split_into_micro_batches_changes_nothing(tabular, lengths):
-    # PITFALLS B5, B16: rows of 7, 5, 3 and 1 trained tokens, at once and one by one; the second
+    # Rows of 7, 5, 3 and 1 trained tokens, at once and one by one; the second
     # case has a micro-batch with nothing to train.
     given_ = [cases.trajectory([0] * 15 + [1] * n, ticket=n, seed=n) for n in lengths]
     whole, apart = (tabular.step(_batch(given_, micro=micro)) for micro in (4, 1))
@@ -141,7 +141,7 @@ def test_garbage_does_not_matter_without_a_critic_either(without_critic):
 
 @pytest.mark.parametrize("critic_only", [False, True])
 def test_nothing_to_train_changes_nothing_but_the_count(trainer, critic_only):
-    # PITFALLS B9; AdamW with weight decay and momentum would move the weights even so.
+    # AdamW with weight decay and momentum would move the weights even so.
     warm, _ = trainer.step(_batch(cases.trajectories(5)))
     kept = jax.tree.map(np.asarray, dataclasses.replace(warm, step=2, key=()))
     empty = _batch([])

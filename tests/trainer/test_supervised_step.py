@@ -30,7 +30,7 @@ def _step(tabular, logits, batch):
 
 
 def test_the_loss_is_the_mean_over_trained_tokens_in_any_split(tabular):
-    # PITFALLS B7. A: one trained token with loss 4. B: three with loss 0, and six tool tokens.
+    # A: one trained token with loss 4. B: three with loss 0, and six tool tokens.
     # A mean of means would say 2, counting tool tokens 0.4.
     logits = np.zeros((cases.VOCABULARY, cases.VOCABULARY), np.float32)
     logits[3, 2] = 60.0  # after 2 comes 3 for certain
