@@ -27,7 +27,8 @@ Where the algorithm reads them:
   policy_entropies [T]   of the policy, nats; for the entropy bonus only
   preference             probability (SPPO) or score (GPO) that the response is preferred
   prompt_value           value of the task's prompt
-  group_id               string or integer; lines that share one are compared with one another
+  group_id               string or integer; lines that share one are compared with one another.
+                         Default: the lines of a task are a group
   turn_ids [T]           0, 1, ... never falling. Default: a turn begins with each run of actions
   state_key [turns]      any JSON value per turn: the environment's state in which it was taken
   parent_id              the `id` from which it was forked; null for one that was not

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxrl_single.algorithms import parts as parts_lib
 from jaxrl_single.algorithms import row as row_lib
@@ -15,7 +17,6 @@ NEEDED = {
     "entropies": ("entropies", "the sampler's entropy at each action token, nats"),
     "policy_entropies": ("policy_entropies", "the policy's entropy at each action token, nats"),
     "ref_logprobs": ("ref_logprobs", "log-probs under the frozen reference policy"),
-    "group": ("group_id", "a string or integer that the lines to be compared share"),
     "preference": ("preference", "how much the response is preferred"),
     "prompt_value": ("prompt_value", "the value of the task's prompt"),
     "state_key": ("state_key", "the environment's state in which each turn was taken"),
@@ -42,6 +43,8 @@ def check(algorithm: row_lib.Algorithm, records: Sequence[Record]) -> None:
         _check_turns(algorithm, records)
     for name in ROWS:
         _check_widths(name, _wanted(algorithm, name), records)
+    if "group" in algorithm.reads:
+        _check_groups(_wanted(algorithm, "group"), records)
     if "parent" in algorithm.reads:
         _check_forks(_wanted(algorithm, "parent"), records)
     for field, part in row_lib.each_part(algorithm):
@@ -128,16 +131,31 @@ def _check_forks(wanted: str, records: Sequence[Record]) -> None:
         )
 
 
+def group_of(record: Record) -> tuple[str, Any]:
+    """What the lines of its group share: group_id, or the task where no group was recorded."""
+    field = "group_id" if "group_id" in record else "task_id"
+    return field, record[field]
+
+
+def _check_groups(wanted: str, records: Sequence[Record]) -> None:
+    if len({group_of(record) for record in records}) == len(records):
+        field, value = group_of(records[0])
+        raise BadRecord(
+            records[0].line,
+            f"{field} {value!r} is that of no other line, and so it is with every line; {wanted} "
+            "compares the lines of a group, which share a group_id or a task_id",
+        )
+
+
 def _no_single_groups(wanted: str, records: Sequence[Record]) -> None:
-    sizes: dict[object, int] = {}
+    sizes = collections.Counter(group_of(record) for record in records)
     for record in records:
-        sizes[record["group_id"]] = sizes.get(record["group_id"], 0) + 1
-    for record in records:
-        if sizes[record["group_id"]] == 1:
+        field, value = group_of(record)
+        if sizes[field, value] == 1:
             raise BadRecord(
                 record.line,
-                f"group_id {record['group_id']!r} is that of no other line; {wanted} compares a "
-                "trajectory with the others of its group",
+                f"{field} {value!r} is that of no other line; {wanted} compares a trajectory with "
+                "the others of its group",
             )
 
 

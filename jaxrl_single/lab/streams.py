@@ -58,7 +58,7 @@ def advantage_arrays(
         action_mask=mask,
         trajectory_index=_trajectory_index(records),
         reward=_facts(records, "reward"),
-        group=_listed(_numbered([group_of(record) for record in records]), np.int32, fill=-1),
+        group=_groups(records),
         valid=_listed([True] * len(records), bool),
         task=_listed(_numbered([record["task_id"] for record in records]), np.int32),
         bootstrap_values=_listed([_bootstrap(record) for record in records]),
@@ -98,7 +98,7 @@ def policy_arrays(
         trajectory_lengths=lengths,
         denominator=denominator,
         reward=_facts(records, "reward"),
-        group=_listed(_numbered([group_of(record) for record in records]), np.int32, fill=-1),
+        group=_groups(records),
         valid=valid,
         turn_ids=_joined([record.turns for record in records], np.int32),
         **optional,
@@ -110,11 +110,9 @@ def split(array: np.ndarray, records: Sequence[Record]) -> list[np.ndarray]:
     return np.split(array, np.cumsum([record.length for record in records]))[:-1]
 
 
-def group_of(record: Record) -> tuple[str, Any]:
-    """What its group shares; a trajectory without a group_id is a group of its own."""
-    if "group_id" in record:
-        return "group_id", record["group_id"]
-    return "id", record["id"]
+def _groups(records: Sequence[Record]) -> jax.Array:
+    numbers = _numbered([requirements.group_of(record) for record in records])
+    return _listed(numbers, np.int32, fill=-1)
 
 
 def _tokens(records: Sequence[Record], name: str) -> jax.Array:

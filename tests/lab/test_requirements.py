@@ -31,7 +31,7 @@ def test_every_array_that_a_part_reads_is_known():
         "rewards", "action_mask", "trajectory_index", "reward", "valid", "task", "turn_ids",
         "token_index", "log_ratio", "engine_log_ratio", "bootstrap_values", "parent", "fork_index",
         "num_boundaries", "policy_logprobs", "rollout_logprobs", "proximal_logprobs", "advantages",
-        "keep", "loss_mask", "trajectory_lengths", "denominator", "num_trajectories",
+        "keep", "loss_mask", "group", "trajectory_lengths", "denominator", "num_trajectories",
     }  # fmt: skip
     known = defaulted | set(requirements.NEEDED)
     assert known >= {f for f in arrays.AdvantageArrays.__dataclass_fields__}
@@ -44,8 +44,6 @@ def test_every_array_that_a_part_reads_is_known():
     ("name", "field", "part"),
     [
         ("sao", "values", r"advantage \(critic_gae\)"),
-        ("grpo", "group_id", r"advantage \(group_normalised\)"),
-        ("rebel", "group_id", r"objective \(rebel\)"),
         ("estr", "entropies", r"keep_rule \(estr\)"),
         ("rlef", "ref_logprobs", r"terms.reference_kl \(reference_kl\)"),
         ("klpo", "aux_rollout_logprobs", r"objective \(token_mc\)"),
@@ -60,6 +58,21 @@ def test_a_missing_field(name, field, part):
     message = f"^line 2: {field} is missing; algorithm '{name}', {part}, reads it: "
     with pytest.raises(records.BadRecord, match=message):
         check(name, {field: None})
+
+
+def test_lines_of_a_task_are_a_group_where_no_group_was_recorded():
+    data = recordings.make_records()
+    for number, record in enumerate(data):
+        del record["group_id"]
+        record["task_id"] = number // 2
+    found = records.parse_lines(enumerate(map(json.dumps, data), start=1))
+    requirements.check(table.get("rloo"), found)
+    assert [requirements.group_of(record)[1] for record in found] == [0, 0, 1, 1, 2, 2]
+    for number, record in enumerate(data):
+        record["task_id"] = number
+    found = records.parse_lines(enumerate(map(json.dumps, data), start=1))
+    with pytest.raises(records.BadRecord, match=r"task_id 0 is that of no other line.*'grpo'"):
+        requirements.check(table.get("grpo"), found)
 
 
 def test_a_kernel_needs_its_own_rows_only():
