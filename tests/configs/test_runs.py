@@ -58,7 +58,19 @@ def cases():
 
 @pytest.mark.parametrize("name", cases())
 def test_two_steps_move_the_policy(name, tmp_path, quick_compilation):
+    check_run(small(name), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["topk", "binary", "full"])
+@pytest.mark.parametrize("name", ["tiny_klpo", "tiny_klpo_sequence"])
+def test_other_kernels_have_what_they_read(name, kernel, tmp_path, quick_compilation):
     config = small(name)
+    config.algorithm.objective.kernel = kernel
+    check_run(config, tmp_path)
+
+
+def check_run(config, tmp_path):
     paths, _ = workdir.create(tmp_path / "run")
     workdir_config.check(paths, config.to_dict())
     trainer_process.run(config, paths, stopping=lambda: False, beat=lambda: None)
