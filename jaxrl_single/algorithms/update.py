@@ -132,10 +132,11 @@ def policy_loss(
     """
     mask = arrays.loss_mask
     available = arrays_lib.held(arrays) | _derived(arrays)
-    keep, state = _call(algorithm, "keep_rule", available, state)
+    kept, state = _call(algorithm, "keep_rule", available, state)
+    correction = 1.0
     if algorithm.correction is not None:
-        keep = keep * _call(algorithm, "correction", available, state)[0]
-    available["keep"] = jax.lax.stop_gradient(keep)
+        correction = _call(algorithm, "correction", available, state)[0]
+    available["keep"] = jax.lax.stop_gradient(kept * correction)
     under_ratio = {"rollout_logprobs": _denominators_of_ratio(algorithm, available)}
     result, state = _call(algorithm, "objective", available | under_ratio, state)
     per_token, weights, metrics = result
@@ -148,7 +149,7 @@ def policy_loss(
     for name, term in algorithm.terms.items():
         value, term_metrics = _term(algorithm, name, term, available)
         loss, metrics = loss + value, metrics | term_metrics
-    metrics |= _diagnostics(available, weights, mask)
+    metrics |= _diagnostics(available | {"keep": kept}, weights, mask)
     return loss, jax.lax.stop_gradient(PolicyAux(metrics, weights, state))
 
 

@@ -43,6 +43,7 @@ def pack(
     rows_per_micro_batch: int,
     row_buckets: Sequence[int],
     on_limit: str,
+    num_minibatches: int = 1,
     recorded: Mapping[str, int] = MappingProxyType({}),
 ) -> token_batch.TokenBatch:
     """Packs trajectories into a TokenBatch of numpy arrays.
@@ -59,6 +60,8 @@ def pack(
       row_length: tokens of a row, T.
       rows_per_micro_batch: B.
       row_buckets: allowed numbers of rows, each a multiple of B.
+      num_minibatches: rows are dealt in turn to so many equal parts, so that a policy update on a
+        part sees long and short trajectories; a batch with one of several rows is left in order.
       on_limit: what a trajectory cut by a limit (`truncated` and not `terminated`) means:
         "terminal" it ended there; "bootstrap" the critic's value stands for the rest;
         "mask" its tokens do not enter the loss.
@@ -79,6 +82,7 @@ def pack(
         _check_recorded(trajectory, recorded)
     rows = _fill_rows(trajectories, row_length)
     num_rows = _bucket(len(rows), row_buckets, row_length)
+    rows = _deal(rows, num_rows, num_minibatches)
     arrays = _token_arrays(trajectories, rows, num_rows, row_length, on_limit)
     facts = _trajectory_arrays(trajectories, arrays, num_trajectories, on_limit)
     arrays |= _recorded_arrays(trajectories, arrays, recorded)
@@ -158,6 +162,15 @@ def _fill_rows(trajectories: Sequence[types.Trajectory], row_length: int) -> lis
             is_last = piece is pieces[-1]
             free.append(row_length - (piece.stop - piece.start) if is_last else 0)
     return rows
+
+
+def _deal(rows: list[list[_Piece]], num_rows: int, num_minibatches: int) -> list[list[_Piece]]:
+    """Row i goes to part i % num_minibatches; empty rows are dealt too."""
+    sources = [source for row in rows for source in {piece.source for piece in row}]
+    if len(set(sources)) < len(sources):
+        return rows
+    dealt = rows + [[] for _ in range(num_rows - len(rows))]
+    return [row for part in range(num_minibatches) for row in dealt[part::num_minibatches]]
 
 
 def _pieces(source: int, trajectory: types.Trajectory, row_length: int) -> list[_Piece]:

@@ -83,9 +83,14 @@ def _check_algorithm(config: ml_collections.ConfigDict) -> None:
     from jaxrl_single.stages import build  # imports jax, and touches no device
 
     try:
-        build.algorithm(config)
+        algorithm = build.algorithm(config)
     except ValueError as error:
         raise check_config.ConfigError(f"algorithm: {error}") from error
+    if config.rl.critic_only_steps and not algorithm.needs_critic:
+        raise check_config.ConfigError(
+            f"rl.critic_only_steps is {config.rl.critic_only_steps}, and algorithm "
+            f"{algorithm.name!r} has no critic; set it to 0"
+        )
 
 
 def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:

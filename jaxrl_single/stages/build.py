@@ -160,12 +160,14 @@ def packer(
     config: ml_collections.ConfigDict,
     *,
     num_trajectories: int | None = None,
+    num_minibatches: int = 1,
     recorded: Mapping[str, int] = MappingProxyType({}),
 ) -> Callable[[Sequence[types.Trajectory]], token_batch.TokenBatch]:
     """Trajectories -> TokenBatch with the static shapes of `config.batch`.
 
     Args:
       num_trajectories: of a batch, when it is not `config.batch.num_trajectories`.
+      num_minibatches: policy updates from a batch, see `packing.pack`.
       recorded: what the batch holds besides tokens, see `packing.pack`.
     """
 
@@ -177,6 +179,7 @@ def packer(
             rows_per_micro_batch=config.batch.rows_per_micro_batch,
             row_buckets=tuple(config.batch.row_buckets),
             on_limit=config.rollout.on_limit,
+            num_minibatches=num_minibatches,
             recorded=recorded,
         )
 

@@ -37,7 +37,8 @@ class Loop:
     Attributes:
       rollouts: orders and collects episodes; its weights are published already.
       train_step: see trainer/step.py.
-      pack: trajectories -> TokenBatch on the host.
+      pack: trajectories -> TokenBatch on the host, with what the algorithm reads.
+      pack_evaluation: the same with tokens only, which is all that evaluations record.
       place: puts a batch onto the devices.
       mismatch: see trainer/score.py; used on evaluations, whose weights are known exactly.
       fetch: version -> its published parameters.
@@ -52,6 +53,7 @@ class Loop:
     rollouts: rollouts.Rollouts
     train_step: step_lib.Step
     pack: Callable[[list[types.Trajectory]], token_batch.TokenBatch]
+    pack_evaluation: Callable[[list[types.Trajectory]], token_batch.TokenBatch]
     place: Callable[[Any], Any]
     mismatch: gate.Mismatch
     fetch: Callable[[int], Any]
@@ -172,7 +174,7 @@ def record_evaluation(loop: Loop, purpose: str, episodes: list[types.Trajectory]
             loop.mismatch,
             loop.fetch(version),
             episodes,
-            loop.pack,
+            loop.pack_evaluation,
             limit=loop.config.batch.num_trajectories,
         )
     return loop.records.evaluation(

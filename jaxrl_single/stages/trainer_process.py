@@ -295,7 +295,12 @@ class Trainer:
                 self.critic,
                 state_shardings=self.placement.shardings(state),
             ),
-            pack=build.packer(self.config, recorded=recorded),
+            pack=build.packer(
+                self.config,
+                num_minibatches=self.algorithm.num_minibatches,
+                recorded=recorded,
+            ),
+            pack_evaluation=self.pack,
             place=self.placement.batch,
             mismatch=self.mismatch,
             fetch=lambda version: self.weights.fetch(version)[0],

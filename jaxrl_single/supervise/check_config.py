@@ -4,9 +4,12 @@ Unknown field names never get this far: the config is locked and the flag parser
 nearest valid one.
 """
 
+import math
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
+
+from jaxrl_single.supervise import workdir_config
 
 CHOICES = {
     "mode": ("local", "sync"),
@@ -53,7 +56,7 @@ class ConfigError(ValueError):
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError with all problems at once, each with the field and what is allowed."""
-    problems = [*_ranges(config), *_batch_sizes(config), *_contradictions(config)]
+    problems = [*_finite(config), *_ranges(config), *_batch_sizes(config), *_contradictions(config)]
     if problems:
         raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
 
@@ -62,6 +65,12 @@ def _field(config: ConfigDict, path: str):
     for name in path.split("."):
         config = config[name]
     return config
+
+
+def _finite(config: ConfigDict) -> Iterator[str]:
+    for path, value in workdir_config.flatten(config.to_dict()).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{path} is {value}, must be a finite number; JSON, which saves it, has no other"
 
 
 def _ranges(config: ConfigDict) -> Iterator[str]:

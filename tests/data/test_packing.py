@@ -258,3 +258,21 @@ def test_a_segment_that_opens_with_an_action_is_refused():
     trajectory.action_mask[3] = True
     with pytest.raises(ValueError, match="token 3 opens a segment and is an action"):
         _pack([trajectory])
+
+
+def test_rows_are_dealt_to_minibatches():
+    """Rows of 9, 8, 7 and 6 tokens and two empty ones: each half gets long and short."""
+    given_ = [_trajectory(n, ticket=n) for n in (9, 8, 7, 6)]
+    batch = _pack(
+        given_,
+        num_trajectories=4,
+        row_length=10,
+        rows_per_micro_batch=3,
+        row_buckets=(6,),
+        num_minibatches=2,
+    )
+    lengths = (batch.segment_ids > 0).sum(-1)
+    assert lengths.tolist() == [[9, 7, 0], [8, 6, 0]]
+    index = batch.trajectory_index[batch.trajectory_index >= 0]
+    assert (np.diff(index) >= 0).all()
+    assert batch.length[index[0]] == given_[0].num_actions

@@ -53,6 +53,19 @@ def test_asynchronous_run_spans_versions_in_two_processes(tmp_path):
     check_sound(workdir, num_steps=14)
 
 
+def test_what_only_some_algorithms_record_goes_from_sampler_to_trainer(tmp_path):
+    """KLPO's draws; the periodic evaluations between the steps record none."""
+    workdir = tmp_path / "run"
+    few = ("rl.num_steps=4", "sampler.num_aux_draws=3")
+    runs.run(workdir, *few, config="configs/tiny_klpo.py:tiny")
+    lines = runs.lines(workdir / "metrics.jsonl")
+    found = [line for line in lines if line["stage"] == "rl"]
+    assert [line["step"] for line in found] == [1, 2, 3, 4]
+    assert all(abs(line["policy/kernel_kl"]) > 0 for line in found if line["staleness/max"] > 0)
+    stages = [evaluation["stage"] for evaluation in runs.inspect(workdir)["evals"]]
+    assert stages == ["warm_start", "rl", "final"]
+
+
 def test_killed_sampler_is_restarted(tmp_path):
     workdir = tmp_path / "run"
     process = runs.start(workdir, *STEPS)
