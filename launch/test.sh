@@ -11,5 +11,4 @@ if [ "$marker" = "not slow" ]; then
   .venv/bin/ruff format --check .
   .venv/bin/lint-imports
 fi
-workers=$([ "$marker" = "slow" ] && echo 0 || echo 2)
-exec .venv/bin/python -m pytest -m "$marker" -n "$workers" ${arguments[@]+"${arguments[@]}"}
+exec .venv/bin/python -m pytest -m "$marker" -n 2 --dist loadgroup ${arguments[@]+"${arguments[@]}"}
