@@ -42,14 +42,6 @@ def small(name):
     return config
 
 
-@pytest.fixture
-def quick_compilation():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def cases():
     assert set(CODE_PATHS) <= FILES
     slow = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(FILES - set(CODE_PATHS))]
@@ -57,14 +49,14 @@ def cases():
 
 
 @pytest.mark.parametrize("name", cases())
-def test_two_steps_move_the_policy(name, tmp_path, quick_compilation):
+def test_two_steps_move_the_policy(name, tmp_path):
     check_run(small(name), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["topk", "binary", "full"])
 @pytest.mark.parametrize("name", ["tiny_klpo", "tiny_klpo_sequence"])
-def test_other_kernels_have_what_they_read(name, kernel, tmp_path, quick_compilation):
+def test_other_kernels_have_what_they_read(name, kernel, tmp_path):
     config = small(name)
     config.algorithm.objective.kernel = kernel
     check_run(config, tmp_path)

@@ -24,7 +24,9 @@ def command(workdir, *overrides, config="configs/tiny_sao.py:tiny", module="loca
 
 def environment():
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    env["XLA_FLAGS"] = ""  # one device, as a user has it
+    # One device and optimised programs, as a user has them.
+    env["XLA_FLAGS"] = ""
+    del env["JAX_DISABLE_MOST_OPTIMIZATIONS"]
     return env
 
 

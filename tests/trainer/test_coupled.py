@@ -49,7 +49,14 @@ def make_batch(micro):
     return cases.pack(given, rows=4, micro=micro, slots=4, recorded=recorded)
 
 
-@pytest.fixture(scope="module", params=ROWS)
+QUICK = ("flash_reinforce", "klpo_sequence")  # a gate and a regression; one row compiles for long
+
+
+def rows():
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ROWS]
+
+
+@pytest.fixture(scope="module", params=rows())
 def trainer(request):
     made = cases.Trainer(
         policy=cases.bigram_policy(),

@@ -116,6 +116,7 @@ def test_eight_devices_give_the_numbers_of_one():
     assert many.jitted._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_a_real_model_takes_the_same_step_on_eight_devices():
     policy = api.build_policy(cases.real_config("tiny_moe"))
     params = policy.init(jax.random.key(0))
