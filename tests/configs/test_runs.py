@@ -7,7 +7,6 @@ import importlib
 import math
 import pathlib
 
-import jax
 import pytest
 
 from jaxrl_single import workdir
