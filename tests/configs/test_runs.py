@@ -17,7 +17,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 FILES = {p.stem for p in (ROOT / "configs").glob("*.py")} - {"common", "__init__"}
 CODE_PATHS = {
     "tiny_sao": "critic, two updates of it, and a policy",
-    "tiny_decoupled_ppo": "minibatches and log-probs fixed before the first of them",
     "tiny_flash_reinforce": "one loss over several micro-batches",
     "tiny_grpo": "groups",
     "tiny_spo": "a state that every batch changes",

@@ -89,18 +89,19 @@ def test_tasks_come_in_proportion_to_their_weights_and_resume_exactly():
     def weight(task):
         return {"t0": 1.0, "t1": 0.5}.get(task.id, 0.0)
 
-    iterator = prompts.TaskIterator(TASKS, seed=0)
+    iterator = prompts.TaskIterator(TASKS[:3], seed=0)
     iterator.prefer(weight)
-    counts = collections.Counter(_take(iterator, 3000))
+    counts = collections.Counter(_take(iterator, 300))
     assert counts.keys() == {"t0", "t1"}
-    assert abs(counts["t0"] / 3000 - 2 / 3) < 0.03
-    again = prompts.TaskIterator(TASKS, seed=0)
+    assert abs(counts["t0"] / 300 - 2 / 3) < 0.08
+    again = prompts.TaskIterator(TASKS[:3], seed=0)
     again.restore(json.loads(json.dumps(iterator.state())))
     again.prefer(weight)
-    assert _take(again, 50) == _take(iterator, 50)
+    assert _take(again, 20) == _take(iterator, 20)
 
 
-def test_weights_of_zero_everywhere_do_not_hang():
+def test_weights_of_zero_everywhere_do_not_hang(monkeypatch):
+    monkeypatch.setattr(prompts, "_MAX_SKIPS", 10)
     iterator = prompts.TaskIterator(TASKS, seed=0)
     iterator.prefer(lambda task: 0.0)
     assert iterator.next() in TASKS

@@ -17,6 +17,17 @@ LARGEST, MEAN = 2e-5, 2e-6  # of |sampler - trainer|, float32, times 1 / min(1, 
 READINGS = (0, 6, 64)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def optimised_programs():
+    """The numbers of rounding are those of the programs that users run."""
+    before = jax.config.jax_disable_most_optimizations
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()
+
+
 def _differences(size, weights, tokens, answers, temperature):
     """|logged - rescored| of log-probs and of entropies, over all sampled tokens."""
     table = lab.rescore(size, weights, tokens, temperature)
