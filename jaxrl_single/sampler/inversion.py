@@ -34,15 +34,30 @@ def invert(probabilities: jax.Array, uniforms: jax.Array) -> jax.Array:
     return chosen * width + _first_above(block, thresholds - before)
 
 
+def invert_each(probabilities: jax.Array, uniforms: jax.Array) -> jax.Array:
+    """`invert` of M uniforms per row: [S, V] and [S, M] give i32 [S, M]."""
+    if probabilities.shape[-1] > _NARROW:
+        return jax.vmap(invert, in_axes=(None, 1), out_axes=1)(probabilities, uniforms)
+    thresholds = uniforms * probabilities.sum(axis=-1, keepdims=True)
+    return _each_first_above(probabilities, thresholds)
+
+
 def _first_above(weights: jax.Array, thresholds: jax.Array) -> jax.Array:
     """Index of the first positive weight whose partial sum exceeds the threshold, i32 [S].
 
     If rounding has put the threshold above all sums, the first of the largest sums.
     """
+    return _each_first_above(weights, thresholds[:, None])[:, 0]
+
+
+def _each_first_above(weights: jax.Array, thresholds: jax.Array) -> jax.Array:
+    """The same for thresholds [S, M], i32 [S, M]."""
     size = weights.shape[-1]
     # A dot with a triangle: XLA:CPU computes cumsum as a window of V terms at every place.
     triangle = jnp.triu(jnp.ones((size, size), weights.dtype))
     sums = jnp.matmul(weights, triangle, precision=jax.lax.Precision.HIGHEST)
     sums = jnp.where(weights > 0, sums, -jnp.inf)
-    above = (sums > thresholds[:, None]) | (sums == sums.max(axis=-1, keepdims=True))
-    return jnp.min(jnp.where(above, jnp.arange(size, dtype=jnp.int32)[None], size), axis=-1)
+    # [S, V, M]: the axis that is reduced is not the last one, so the loop over draws is a vector.
+    places = jnp.arange(size, dtype=jnp.int32)[None, :, None]
+    first = jnp.min(jnp.where(sums[:, :, None] > thresholds[:, None], places, size), axis=1)
+    return jnp.minimum(first, jnp.argmax(sums, axis=-1, keepdims=True).astype(jnp.int32))

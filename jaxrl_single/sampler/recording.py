@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_single import types
-from jaxrl_single.ops import logprobs as logprob_ops
 from jaxrl_single.sampler import inversion
 
 # Folded into a token's key, whose own uniform draws the token: no other fold uses so deep a key.
@@ -35,7 +34,9 @@ def uniforms(record: types.Record, token_keys: jax.Array) -> jax.Array:
 
     for _ in range(token_keys.ndim):
         of_token = jax.vmap(of_token)
-    return of_token(token_keys)
+    # Partitionable bits cost twice as much, and the numbers of one token stay on one device.
+    with jax.threefry_partitionable(False):
+        return of_token(token_keys)
 
 
 def rows(record: types.Record, logprobs: jax.Array, uniforms: jax.Array) -> Rows:
@@ -47,9 +48,8 @@ def rows(record: types.Record, logprobs: jax.Array, uniforms: jax.Array) -> Rows
     """
     found: Rows = {}
     if record.num_aux:
-        draw = jax.vmap(inversion.invert, in_axes=(None, 1), out_axes=1)
-        found["aux_tokens"] = draw(jnp.exp(logprobs), uniforms)
-        found["aux_logprobs"] = logprob_ops.pick(logprobs[:, None], found["aux_tokens"])
+        found["aux_tokens"] = inversion.invert_each(jnp.exp(logprobs), uniforms)
+        found["aux_logprobs"] = jnp.take_along_axis(logprobs, found["aux_tokens"], axis=-1)
     if record.topk:
         found["topk_logprobs"], found["topk_tokens"] = jax.lax.top_k(logprobs, record.topk)
     if record.full:

@@ -20,7 +20,7 @@ READINGS = (0, 6, 64)
 @pytest.fixture(scope="module", autouse=True)
 def optimised_programs():
     """The numbers of rounding are those of the programs that users run."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
     yield
