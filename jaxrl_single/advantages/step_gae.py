@@ -7,7 +7,7 @@ critic, the lambda-return of the turn.
 
 import jax
 
-from jaxrl_single.advantages import length_lambda, skip_obs_gae
+from jaxrl_single.advantages import critic_gae, length_lambda
 from jaxrl_single.advantages import turns as turns_lib
 from jaxrl_single.ops import segments
 
@@ -131,7 +131,14 @@ def _over_turns(
     per_trajectory = length_lambda.length_adaptive_lambda(lengths, alpha=lambda_alpha)
     policy_lambda = segments.spread(per_trajectory, turns.trajectory)
     turn_rewards = turns_lib.sums(rewards, turns)
-    stream = (turn_rewards, turn_values, turns.exists, turns.trajectory, bootstrap_values)
-    advantages, _ = skip_obs_gae.skip_obs_gae(*stream, discount=discount, lambda_=policy_lambda)
-    _, returns = skip_obs_gae.skip_obs_gae(*stream, discount=discount, lambda_=critic_lambda)
+    advantages, returns = critic_gae.fixed_gae(
+        turn_rewards,
+        turn_values,
+        turns.exists,
+        turns.trajectory,
+        bootstrap_values,
+        discount=discount,
+        lambda_=policy_lambda,
+        critic_lambda=critic_lambda,
+    )
     return turns_lib.spread(advantages, turns), turns_lib.spread(returns, turns)

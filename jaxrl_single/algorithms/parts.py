@@ -100,9 +100,7 @@ class Part:
         return _named_by(self.chosen, self.hyperparameters)
 
     def first_state(self, num_tasks: int) -> Any:
-        """Its state before the first batch; () without one."""
-        if self.init is None:
-            return ()
+        """Its state before the first batch; for parts with `init`."""
         return self.init(num_tasks, **_named_by(self.init, self.hyperparameters))
 
     def weigh_tasks(self, state: Any) -> Any:

@@ -54,11 +54,7 @@ class Algorithm:
     def reads(self) -> frozenset[str]:
         """Names of all arrays that its parts read."""
         names = {name for _, part in each_part(self) for name in part.reads}
-        return frozenset(names | ({"proximal_logprobs"} if self._reads_proximal else set()))
-
-    @property
-    def _reads_proximal(self) -> bool:
-        return self.ratio_reference == "proximal"
+        return frozenset(names | {f"{self.ratio_reference}_logprobs"})
 
     @property
     def needs(self) -> tuple[str, ...]:

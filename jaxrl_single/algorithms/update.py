@@ -156,7 +156,7 @@ def policy_loss(
 def score_coefficients(
     algorithm: row_lib.Algorithm, arrays: arrays_lib.PolicyArrays, state: State
 ) -> tuple[dict[str, jax.Array], jax.Array, PolicyAux]:
-    """Minus the gradient of the loss with respect to each model output that the batch holds.
+    """Minus the gradient of the loss with respect to each model output that the row reads.
 
     That of "policy_logprobs" is how strongly the update pushes each token up (> 0) or down (< 0).
     These coefficients are all that distinguishes one algorithm from another.
@@ -165,10 +165,11 @@ def score_coefficients(
       coefficients: by the names `arrays.DIFFERENTIABLE`, each of the shape of its array.
       loss, aux: as from `policy_loss`.
     """
+    # A coefficient that is 0 everywhere would still cost the trainer a backward pass.
     outputs = {
         name: array
         for name, array in arrays_lib.held(arrays).items()
-        if name in arrays_lib.DIFFERENTIABLE
+        if name in arrays_lib.DIFFERENTIABLE and name in algorithm.reads
     }
 
     def loss(outputs):

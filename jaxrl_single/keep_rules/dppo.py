@@ -3,7 +3,7 @@
 See "Rethinking the Trust Region in LLM Reinforcement Learning" (arXiv 2602.04879). A clip of the
 ratio is too tight on unlikely tokens and too loose on likely ones. A token is dropped where its
 divergence is beyond the limit AND the update would push it further out. In the paper the weight
-min(ratio, cap) multiplies the rest: `corrections.token_tis`.
+min(ratio, cap) multiplies the rest: `objectives.cispo` with high = cap - 1.
 
 Common arguments: log-probs and advantages per token, anything where `action_mask` is False; `high`
 limits tokens with A > 0, `low` all others. All return keep in {0, 1} per token, float32,

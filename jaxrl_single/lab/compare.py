@@ -28,7 +28,7 @@ class Row:
     Attributes:
       algorithm: its name.
       missing: why it is not applicable, "" if it is; without it the numbers are NaN.
-      kept: mean of the keep rule's output (times the correction, if the algorithm has one).
+      kept: mean of the keep rule's output, without any correction.
       mass: sum of |coefficient| over the sampled tokens.
       other_mass: the same over draws, likeliest tokens and whole rows.
       agreement: of the tokens where this coefficient and the reference's are not 0, the share with
