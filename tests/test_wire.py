@@ -51,9 +51,72 @@ def test_recorded_rows_survive_json_exactly():
     assert wire.completion_from_json(message) == given
 
 
+def test_every_field_survives_json_exactly():
+    request = dataclasses.replace(
+        REQUEST,
+        seed=2**32 - 1,
+        top_k=20,
+        top_p=0.95,
+        min_p=0.1,
+        logit_bias=((3, -1.5), (4, 100.0)),
+        allowed_token_ids=(3, 4, 6),
+        stop=("</s>", "\n\n"),
+        forced_tokens=(1, 2, 3, 4),
+        record=False,
+        policy_version=0,
+    )
+    completion = dataclasses.replace(
+        COMPLETION,
+        **RECORDED,
+        logprobs=[-math.inf, 0.0],
+        aux_tokens=[[1], [2]],
+        aux_logprobs=[[-1.0], [-2.0]],
+        untruncated_logprobs=[-3.0, -0.5],
+        stop_reason=6,
+        num_cached_tokens=2,
+        expert_ids=[[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[1, 0], [1, 2]]],
+        expert_start=1,
+    )
+    for given, write, read in (
+        (request, wire.request_to_json, wire.request_from_json),
+        (completion, wire.completion_to_json, wire.completion_from_json),
+    ):
+        defaults = [
+            f.name for f in dataclasses.fields(given) if getattr(given, f.name) == f.default
+        ]
+        assert not defaults  # else this test leaves a field out
+        assert read(json.loads(json.dumps(write(given), allow_nan=False))) == given
+
+
+def test_fields_at_their_defaults_are_left_out_and_may_be():
+    assert set(wire.request_to_json(dataclasses.replace(REQUEST, temperature=1.0))) == {
+        "session",
+        "ticket",
+        "attempt",
+        "turn",
+        "tokens",
+        "max_new_tokens",
+        "stop_token_ids",
+    }
+    assert "expert_start" not in wire.completion_to_json(COMPLETION)
+
+
 def test_numpy_ids_become_json():
-    request = wire.Request("s", 0, 0, 0, list(np.arange(1, 4, dtype=np.int32)), 1, (6,))
-    assert json.loads(json.dumps(wire.request_to_json(request)))["tokens"] == [1, 2, 3]
+    request = wire.Request(
+        "s",
+        0,
+        0,
+        0,
+        list(np.arange(1, 4, dtype=np.int32)),
+        1,
+        (6,),
+        allowed_token_ids=tuple(np.arange(2)),
+        logit_bias=((np.int64(3), np.float32(0.5)),),
+    )
+    message = json.loads(json.dumps(wire.request_to_json(request)))
+    assert message["tokens"] == [1, 2, 3]
+    assert message["allowed_token_ids"] == [0, 1]
+    assert message["logit_bias"] == [[3, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +125,17 @@ def test_numpy_ids_become_json():
         ({"tokens": [1, "2"]}, "tokens"),
         ({"tokens": [True]}, "tokens"),
         ({"ticket": 1.5}, "ticket"),
-        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": "hot"}, "temperature is 'hot', expected float"),
+        ({"seed": None}, "seed is None, expected int"),
+        ({"top_k": True}, "top_k is True"),
+        ({"record": 1}, "record is 1, expected bool"),
+        ({"logit_bias": [[1, 2.0], [1]]}, "logit_bias is .*expected list"),
+        ({"logit_bias": [[1.5, 2.0]]}, "logit_bias is"),
+        ({"logit_bias": {"1": 2.0}}, "logit_bias is"),
+        ({"stop": "END"}, r"stop is 'END', expected list\[str\]"),
+        ({"stop": ["END", 3]}, "stop is"),
+        ({"forced_tokens": [1, None]}, "forced_tokens is"),
+        ({"tokens": {}}, "tokens is {}"),
         ({"max_tokens": 3}, "unknown fields .*max_tokens"),
     ],
 )
@@ -81,6 +154,10 @@ def test_a_broken_request_names_its_field(change, named):
         ({"aux_tokens": [[1], [1.5]]}, "aux_tokens is .*expected list"),
         ({"topk_logprobs": [[-1.0], ["x"]]}, "topk_logprobs is"),
         ({"full_logprobs": None}, "full_logprobs is None"),
+        ({"untruncated_logprobs": [0.0]}, "untruncated_logprobs has 1 entries for 2 tokens"),
+        ({"entropies": [0.0, None]}, "entropies is"),
+        ({"stop_reason": 1.5}, "stop_reason is 1.5, expected int or str"),
+        ({"expert_ids": [[1, 2]]}, "expert_ids is"),
         ({"routes": [[1], [2]]}, "unknown fields .*routes"),
     ],
 )
