@@ -13,7 +13,8 @@ from jaxrl_single.data import ticket_files
 from jaxrl_single.rollout import scheduler as scheduler_lib
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import local_client
-from jaxrl_single.stages import build, rollouts
+from jaxrl_single.stages import rollouts
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.weights import base as weights_base
 
 MakeEngine = Callable[[weights_base.Params, int], engine_lib.Engine]
@@ -56,7 +57,7 @@ class InlineBackend:
 
     def __init__(
         self,
-        world: build.World,
+        world: world_lib.World,
         store: store_lib.TrajectoryStore,
         make_engine: MakeEngine,
         *,

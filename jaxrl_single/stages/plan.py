@@ -7,12 +7,13 @@ import ml_collections
 
 from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.stages import build
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import optim
 
 
 def describe(config: ml_collections.ConfigDict) -> str:
     """Config, parameter groups and the stages, as text; shapes only, no memory is taken."""
-    world = build.world(config)
+    world = world_lib.make(config)
     policy, critic = build.models(config, world.language.vocab_size)
     algorithm = build.algorithm(config)
     parts = ["config", _indent(str(config)), "policy parameters"]

@@ -21,6 +21,7 @@ from jaxrl_single.rollout import client, scheduler
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import local_client
 from jaxrl_single.stages import build
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.weights import base as weights_base
 from jaxrl_single.weights import filesystem
 
@@ -42,7 +43,7 @@ def run(
     Raises:
       RuntimeError: the engine failed.
     """
-    world = build.world(config)
+    world = world_lib.make(config)
     policy, _ = build.models(config, world.language.vocab_size)
     run_id = workdir.run_id_of(paths)
     weights = filesystem.FileWeights(weights_directory(config, paths), run_id)
@@ -174,7 +175,7 @@ class Engines:
 
 async def _serve(
     config: ml_collections.ConfigDict,
-    world: build.World,
+    world: world_lib.World,
     engines: Engines,
     store: store_lib.TrajectoryStore,
     paths: workdir.Workdir,

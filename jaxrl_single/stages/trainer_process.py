@@ -33,6 +33,7 @@ from jaxrl_single.stages import (
     value_pretraining,
     warm_start,
 )
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import compilations, score
 from jaxrl_single.trainer import state as state_lib
 from jaxrl_single.weights import filesystem
@@ -73,7 +74,7 @@ class Trainer:
         self._stopping = stopping
         self._beat = beat
         self._compilations = compilations.CompilationCounter()
-        self.world = build.world(config)
+        self.world = world_lib.make(config)
         self.world.language.save(paths.root / "tokenizer.json")
         self.policy, self.critic = build.models(config, self.world.language.vocab_size)
         self.algorithm = build.algorithm(config)

@@ -10,6 +10,7 @@ from jaxrl_single import types
 from jaxrl_single.rollout import scheduler
 from jaxrl_single.sampler import local_client
 from jaxrl_single.stages import build, gate, sampler_process, warm_start
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import score
 
 
@@ -18,7 +19,7 @@ def make(size, temperature):
     common.shrink(config)
     config.model.size = size
     config.rollout.temperature = temperature
-    world = build.world(config)
+    world = world_lib.make(config)
     policy, _ = build.models(config, world.language.vocab_size)
     return config, world, policy
 

@@ -1,17 +1,17 @@
-"""What the config makes: here the tasks of RL."""
+"""The tasks of RL that the config makes."""
 
 import json
 
 import pytest
 
 from configs import common
-from jaxrl_single.stages import build
+from jaxrl_single.stages import world as world_lib
 
 
 def world(num_train_tasks, **env):
     config = common.base()
     config.env.update({"num_train_tasks": num_train_tasks, **env})
-    return build.world(config)
+    return world_lib.make(config)
 
 
 def test_rl_plays_the_first_tasks_and_demonstrations_may_be_of_all():
