@@ -212,6 +212,7 @@ def _rl() -> ConfigDict:
             "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
             "critic_first": True,  # advantages come from the critic after its update on this batch
             "group_size": 1,  # trajectories per task; 1 = single rollout
+            "kl_budget": 0.0,  # nats per token that an update may move the policy; 0 = no limit
             "max_staleness": 2,  # older trajectories are dropped when they would be consumed
         }
     )
@@ -236,7 +237,8 @@ def _optimizer(learning_rate: float) -> ConfigDict:
         {
             "learning_rate": learning_rate,  # peak
             "warmup_steps": 0,  # linear warm-up, in updates of this optimiser
-            "decay_steps": 0,  # updates of a linear decay after which final_fraction is reached
+            "decay": "linear",  # linear | cosine
+            "decay_steps": 0,  # updates of the decay after which final_fraction is reached
             "final_fraction": 1.0,  # of the peak, after decay_steps
             "b1": 0.9,  # AdamW
             "b2": 0.95,  # AdamW

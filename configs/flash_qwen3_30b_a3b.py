@@ -29,8 +29,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.rl.critic_only_steps = 0  # there is no critic
     config.policy_optimizer.learning_rate = 1e-6  # published
     config.policy_optimizer.update(
-        {"weight_decay": 0.1, "warmup_steps": 15, "decay_steps": 500, "final_fraction": 0.1}
-    )  # published: 0.1, 3 % of the steps, and a cosine to 10 %; ours falls linearly
+        {"weight_decay": 0.1, "warmup_steps": 15, "decay": "cosine", "decay_steps": 500}
+    )  # published: 0.1, 3 % of the steps, and a cosine to 10 %
+    config.policy_optimizer.final_fraction = 0.1
     config.rl.num_steps = 500  # not stated
     config.rl.max_staleness = 8  # not stated
     config.batch.num_trajectories = 128  # published; 64 for ALFWorld

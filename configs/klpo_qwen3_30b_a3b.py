@@ -33,8 +33,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.sampler.num_aux_draws = 128  # M of the kernel mc; 16 in a later revision by its authors
     config.policy_optimizer.learning_rate = 1e-6  # launchers
     config.policy_optimizer.update(
-        {"weight_decay": 0.1, "warmup_steps": 15, "decay_steps": 500, "final_fraction": 0.1}
-    )  # launchers: 0.1, 3 % of the steps, and a cosine to 10 %; ours falls linearly
+        {"weight_decay": 0.1, "warmup_steps": 15, "decay": "cosine", "decay_steps": 500}
+    )  # launchers: 0.1, 3 % of the steps, and a cosine to 10 %
+    config.policy_optimizer.final_fraction = 0.1
     config.rl.num_steps = 500  # not stated
     config.rl.max_staleness = 2  # not stated: their launchers are synchronous
     config.batch.num_trajectories = 128  # launchers, one per task

@@ -77,6 +77,8 @@ NAMES: dict[str, str] = {
     "policy/residual": "mean over trajectories of a regression's residual",
     "policy/residual_abs": "the same, absolute",
     "policy/sequence_kl": "KL(rollout || policy) per trajectory, summed over its tokens",
+    "policy/predicted_kl": "KL per token by which the whole update would have moved the policy",
+    "policy/step_scale": "factor on the update that keeps it within rl.kl_budget",
     "policy/regression_loss": "mean over trajectories of the squared residual, as the loss has it",
     # The keep rule.
     "keep/fraction": "fraction of tokens kept",

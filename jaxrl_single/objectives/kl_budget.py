@@ -4,34 +4,19 @@ Moving the logits z of a softmax of temperature tau by d changes its distributio
 
     KL(p || p') = Var_{v ~ p}(d_v) / (2 tau^2)
 
-up to third order in d. `logits_change` predicts d for a proposed step of the parameters, without
-taking it; the prediction grows with the square of the step, so `step_scale` can shorten the step in
-one go. See "KLPO" (arXiv 2610.08963).
+up to third order in d. For a proposed step of the parameters d grows with the step and the
+divergence with its square, so `step_scale` can shorten the step in one go. See "KLPO"
+(arXiv 2610.08963), which predicts d by a directional derivative; trainer/kl_step.py takes the
+difference of two forward passes, because our products have hand-written gradients, which JAX cannot
+differentiate forwards.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_single.ops import masked
-
-
-def logits_change(
-    logits_of: Callable[[Any], jax.Array], params: Any, step: Any
-) -> tuple[jax.Array, jax.Array]:
-    """The logits at `params` and their derivative along `step`.
-
-    Args:
-      logits_of: from parameters to logits [..., V], before division by the temperature.
-      params: pytree.
-      step: pytree like `params`, what is to be added to them.
-
-    Returns:
-      logits, change: [..., V].
-    """
-    return jax.jvp(logits_of, (params,), (step,))
 
 
 def position_kl(logprobs: jax.Array, change: jax.Array, temperature: jax.Array) -> jax.Array:

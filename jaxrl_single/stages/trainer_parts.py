@@ -19,8 +19,9 @@ from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, prompts, tickets, token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
+from jaxrl_single.stages import world as world_lib
+from jaxrl_single.trainer import kl_step, optim
 from jaxrl_single.trainer import mesh as mesh_lib
-from jaxrl_single.trainer import optim
 from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import base as weights_base
 
@@ -102,6 +103,7 @@ def train_step(
         critic_optimizer=critic_optimizer,
         critic_first=config.rl.critic_first,
         chunk=warm_start.LOGPROB_CHUNK,
+        kl=kl_step.Budget(config.rl.kl_budget) if config.rl.kl_budget else None,
         state_shardings=state_shardings,
     )
 
@@ -109,7 +111,7 @@ def train_step(
 def make_rollouts(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
-    world: build.World,
+    world: world_lib.World,
     policy: api.Policy,
     weights: weights_base.WeightStore,
     *,

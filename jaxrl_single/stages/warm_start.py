@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_single import types
 from jaxrl_single.models import api
 from jaxrl_single.rollout import episode, scripted
-from jaxrl_single.stages import build
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import optim, supervised_step
 from jaxrl_single.trainer import state as state_lib
 
@@ -28,7 +28,7 @@ Report = Callable[[int, dict[str, float]], None]  # (step, metrics)
 
 
 def demonstrations(
-    world: build.World, *, count: int, mistake_rate: float, seed: int
+    world: world_lib.World, *, count: int, mistake_rate: float, seed: int
 ) -> list[types.Trajectory]:
     """Plays `count` training tasks by the script, through the same code as the policy's episodes.
 
@@ -57,8 +57,12 @@ def train(
     report: Report,
 ) -> api.Params:
     """Imitates the demonstrations for `section.num_steps` steps and returns the parameters."""
-    schedule = optim.warmup_cosine(
-        section.learning_rate, num_steps=section.num_steps, warmup_fraction=0.05, final_fraction=0.1
+    schedule = optim.warmup(
+        section.learning_rate,
+        warmup_steps=max(1, round(0.05 * section.num_steps)),
+        decay="cosine",
+        decay_steps=section.num_steps,
+        final_fraction=0.1,
     )
     adamw = optim.adamw(schedule, b1=0.9, b2=0.95, weight_decay=section.weight_decay)
     optimizer = optim.build(
@@ -75,7 +79,7 @@ def train(
 
 
 async def _play_all(
-    world: build.World, numbers: range, mistake_rate: float, seed: int
+    world: world_lib.World, numbers: range, mistake_rate: float, seed: int
 ) -> list[types.Trajectory]:
     play = functools.partial(_play, world, mistake_rate=mistake_rate, seed=seed)
     played = []
@@ -86,7 +90,7 @@ async def _play_all(
 
 
 async def _play(
-    world: build.World, number: int, *, mistake_rate: float, seed: int
+    world: world_lib.World, number: int, *, mistake_rate: float, seed: int
 ) -> types.Trajectory:
     # From the far end of the training tasks, so that RL meets fresh ones first.
     task = world.train_tasks[len(world.train_tasks) - 1 - number % len(world.train_tasks)]

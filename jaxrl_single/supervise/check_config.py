@@ -16,6 +16,8 @@ CHOICES = {
     "sampler.swap": ("keep", "recompute"),
     "rollout.on_limit": ("terminal", "bootstrap", "mask"),
     "model.dtype": ("float32", "bfloat16"),
+    "policy_optimizer.decay": ("linear", "cosine"),
+    "critic_optimizer.decay": ("linear", "cosine"),
 }
 POSITIVE = (
     "env.max_turns",
@@ -43,6 +45,7 @@ NOT_NEGATIVE = (
     "value_pretraining.max_steps",
     "rl.num_steps",
     "rl.critic_only_steps",
+    "rl.kl_budget",
     "rl.max_staleness",
     "sync.lag",
     "eval.every_steps",

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
+from jaxrl_single.objectives import kl_budget
 from jaxrl_single.ops import logprobs as logprob_ops
 
 
@@ -84,6 +85,43 @@ def policy_forward(
     return PolicyOutputs(entropies=_align(entropies, micro.segment_ids), **outputs)
 
 
+def position_kl(
+    policy: api.Policy,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    micro: token_batch.TokenBatch,
+    *,
+    chunk: int,
+) -> jax.Array:
+    """KL(before || after) of the distribution of each token, [B, T] nats, to second order.
+
+    See objectives/kl_budget.py. 0 where nothing precedes the token.
+
+    Args:
+      before, after: parameters of the policy.
+      micro: a micro-batch, per-token arrays [B, T].
+      chunk: tokens per row whose logits exist at one time.
+    """
+    rows = (micro.tokens, micro.positions, micro.segment_ids)
+    hidden = [policy.hidden(params, *rows) for params in (before, after)]
+    tables = [policy.unembedding(params) for params in (before, after)]
+    follows = _left(_has_predecessor(micro.segment_ids), fill=False)
+    temperature = jnp.where(follows, _left(micro.temperature, fill=1), 1)
+
+    def one_chunk(arrays):
+        *states, temperature = arrays
+        old, new = (
+            jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+            for x, table in zip(states, tables, strict=True)
+        )
+        logprobs = logprob_ops.log_softmax(old, temperature[..., None])
+        return kl_budget.position_kl(logprobs, new - old, temperature)
+
+    cut = [_chunks(array, chunk) for array in (*hidden, temperature)]
+    found = jnp.concatenate(list(jax.lax.map(one_chunk, cut)), axis=-1)
+    return _align(found[:, : micro.tokens.shape[1]], micro.segment_ids)
+
+
 def critic_forward(
     critic: api.Critic, params: dict[str, Any], micro: token_batch.TokenBatch
 ) -> tuple[jax.Array, jax.Array]:
@@ -130,3 +168,11 @@ def _align(after: jax.Array, segment_ids: jax.Array) -> jax.Array:
 def _columns(array: jax.Array, widths: tuple[int, int]) -> list[tuple[int, int]]:
     """The padding of [B, T, ...] that pads its columns."""
     return [(0, 0), widths] + [(0, 0)] * (array.ndim - 2)
+
+
+def _chunks(array: jax.Array, chunk: int) -> jax.Array:
+    """[B, T, ...] -> [T / chunk, B, chunk, ...], filled up with ones."""
+    padding = _columns(array, (0, -array.shape[1] % chunk))
+    padded = jnp.pad(array, padding, constant_values=1)
+    cut = padded.reshape(len(array), -1, chunk, *array.shape[2:])
+    return jnp.moveaxis(cut, 1, 0)

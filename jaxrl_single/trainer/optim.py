@@ -106,34 +106,40 @@ def last_learning_rate(opt_state: optax.OptState) -> jax.Array:
     return jnp.float32(found[0][1]) if found else jnp.float32(jnp.nan)
 
 
+DECAYS = ("linear", "cosine")
+
+
 def warmup(
-    peak: float, *, warmup_steps: int, decay_steps: int = 0, final_fraction: float = 1.0
+    peak: float,
+    *,
+    warmup_steps: int,
+    decay: str = "linear",
+    decay_steps: int = 0,
+    final_fraction: float = 1.0,
 ) -> Callable[[jax.Array], jax.Array]:
-    """Linear from peak / warmup_steps at the first update to `peak`, then linear decay.
+    """Linear from peak / warmup_steps at the first update to `peak`, then a decay.
 
     The decay ends at update `decay_steps` with `final_fraction` x peak and stays there; 0 = none.
-    It does not depend on how long a run is, so a run may be prolonged.
+    "linear" falls from the first update on, "cosine" by half a wave from the end of the warm-up
+    on. Neither depends on how long a run is, so a run may be prolonged.
+
+    Raises:
+      ValueError: unknown decay.
     """
+    if decay not in DECAYS:
+        raise ValueError(f"decay of the learning rate is {decay!r}, allowed are {DECAYS}")
 
     def schedule(count):
         rise = jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
-        done = jnp.minimum(1.0, count / decay_steps) if decay_steps else 0.0
+        if not decay_steps:
+            return peak * rise
+        if decay == "linear":
+            done = jnp.minimum(1.0, count / decay_steps)
+        else:
+            last = max(1, decay_steps - max(warmup_steps, 1))
+            progress = jnp.clip((count + 1 - max(warmup_steps, 1)) / last, 0, 1)
+            done = (1 - jnp.cos(jnp.pi * progress)) / 2
         return peak * rise * (1 - (1 - final_fraction) * done)
-
-    return schedule
-
-
-def warmup_cosine(
-    peak: float, *, num_steps: int, warmup_fraction: float, final_fraction: float
-) -> Callable[[jax.Array], jax.Array]:
-    """Linear warm-up, then cosine to `final_fraction` x peak at the last of `num_steps` updates."""
-    warmup_steps = max(1, round(warmup_fraction * num_steps))
-
-    def schedule(count):
-        rise = (count + 1) / warmup_steps
-        progress = jnp.clip((count + 1 - warmup_steps) / max(1, num_steps - warmup_steps), 0, 1)
-        fall = final_fraction + (1 - final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        return peak * jnp.minimum(rise, fall)
 
     return schedule
 

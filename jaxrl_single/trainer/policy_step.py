@@ -15,7 +15,7 @@ from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
-from jaxrl_single.trainer import accumulate, forward, optim
+from jaxrl_single.trainer import accumulate, forward, kl_step, optim
 
 
 @jax.tree_util.register_dataclass
@@ -37,6 +37,7 @@ def policy_updates(
     advantages: jax.Array,
     *,
     chunk: int,
+    kl: kl_step.Budget | None = None,
 ) -> tuple[PolicyState, dict[str, jax.Array], jax.Array]:
     """`num_policy_epochs` passes over the batch, each of `num_minibatches` updates.
 
@@ -46,6 +47,7 @@ def policy_updates(
     Args:
       advantages: [M, B, T].
       chunk: tokens per row whose logits exist at one time.
+      kl: shortens each update to a budget of KL divergence; None = no limit.
 
     Returns:
       state: after the updates.
@@ -60,12 +62,18 @@ def policy_updates(
     def one_update(state, minibatch):
         tokens, of_tokens = minibatch
         part = dataclasses.replace(batch, **tokens)
-        return _one_update(policy, algorithm, optimizer, state, part, of_tokens, chunk=chunk)
+        new, found = _one_update(policy, algorithm, optimizer, state, part, of_tokens, chunk=chunk)
+        if kl is None:
+            return new, (found, {})
+        params, of_step = kl_step.shorten(
+            policy, state.params, new.params, part, budget=kl, chunk=chunk
+        )
+        return dataclasses.replace(new, params=params), (found, of_step)
 
     def one_epoch(state, _):
         return jax.lax.scan(one_update, state, minibatches)
 
-    state, found = jax.lax.scan(one_epoch, state, length=algorithm.num_policy_epochs)
+    state, (found, of_steps) = jax.lax.scan(one_epoch, state, length=algorithm.num_policy_epochs)
     logprobs = found.aux.outputs[0].reshape(batch.tokens.shape)
     sums = jax.tree.map(jnp.sum, found.aux.sums)
     metrics = diagnostics.means(sums)
@@ -75,6 +83,7 @@ def policy_updates(
         "policy/gradient_norm": found.norm.mean(),
         "policy/learning_rate": optim.last_learning_rate(state.opt_state),
     }
+    metrics |= jax.tree.map(jnp.mean, of_steps)
     return state, metrics, jnp.all(found.finite)
 
 

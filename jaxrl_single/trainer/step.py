@@ -16,7 +16,7 @@ from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
 from jaxrl_single.ops import masked
-from jaxrl_single.trainer import accumulate, critic_step, forward, optim, policy_step
+from jaxrl_single.trainer import accumulate, critic_step, forward, kl_step, optim, policy_step
 from jaxrl_single.trainer import state as state_lib
 
 Step = Callable[
@@ -34,6 +34,7 @@ def make_train_step(
     critic_optimizer: optim.Optimizer | None,
     critic_first: bool,
     chunk: int,
+    kl: kl_step.Budget | None = None,
     state_shardings: Any = None,
 ) -> Step:
     """Builds the jitted step; it donates the state.
@@ -49,6 +50,7 @@ def make_train_step(
       policy_optimizer, critic_optimizer: over their parameters; None without a critic.
       critic_first: advantages come from the critic after its updates on this batch; else before.
       chunk: tokens per row whose logits exist at one time.
+      kl: shortens policy updates to a budget of KL divergence; None = no limit.
       state_shardings: a TrainState of shardings (see mesh.py), None on one device.
 
     Returns:
@@ -63,7 +65,7 @@ def make_train_step(
         raise ValueError(f"algorithm {algorithm.name!r} needs a critic and its optimiser")
 
     policy_updates = functools.partial(
-        policy_step.policy_updates, policy, algorithm, policy_optimizer, chunk=chunk
+        policy_step.policy_updates, policy, algorithm, policy_optimizer, chunk=chunk, kl=kl
     )
 
     def step(state, batch, critic_only):

@@ -118,12 +118,14 @@ def test_schedules():
     falling = optim.warmup(2.0, warmup_steps=0, decay_steps=10, final_fraction=0.1)
     found = [float(falling(n)) for n in (0, 5, 10, 99)]
     np.testing.assert_allclose(found, [2.0, 1.1, 0.2, 0.2], rtol=1e-6)
-    curve = optim.warmup_cosine(1.0, num_steps=40, warmup_fraction=0.05, final_fraction=0.1)
+    curve = optim.warmup(1.0, warmup_steps=2, decay="cosine", decay_steps=40, final_fraction=0.1)
     values = [float(curve(n)) for n in range(40)]
     np.testing.assert_allclose(values[:2], [0.5, 1.0])
     np.testing.assert_allclose(values[20], 0.55, atol=1e-6)  # half way down from step 2 to 40
     np.testing.assert_allclose([values[-1], float(curve(100))], 0.1, atol=1e-6)
     assert (np.diff(values[1:]) < 0).all()
+    with pytest.raises(ValueError, match="'step', allowed are"):
+        optim.warmup(1.0, warmup_steps=0, decay="step")
 
 
 def test_the_table_lists_every_parameter_and_the_totals():

@@ -179,6 +179,7 @@ class Trainer:
         critic_rules=CRITIC_RULES,
         clip_norm=0.0,
         critic_first=True,
+        kl=None,
         state_shardings=None,
     ):
         self.policy = policy or small_policy()
@@ -207,6 +208,7 @@ class Trainer:
             critic_optimizer=critic_optimizer,
             critic_first=critic_first,
             chunk=CHUNK,
+            kl=kl,
             state_shardings=state_shardings,
         )
 
