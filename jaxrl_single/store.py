@@ -31,7 +31,7 @@ from jaxrl_single import types, workdir
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"(?P<sequence>\d{20})-(?P<key>\d{9,}-\d+)" + re.escape(SUFFIX))
 _FORMAT = "trajectory/1"  # raise it when the header or the arrays change their meaning
-_ARRAY_FIELDS = types.TOKEN_FIELDS | types.ACTION_FIELDS
+_ARRAY_FIELDS = types.TOKEN_FIELDS | types.ACTION_FIELDS | types.ROUTING_FIELDS
 _PLAIN_FIELDS = tuple(
     field.name for field in dataclasses.fields(types.Trajectory) if field.name not in _ARRAY_FIELDS
 )
@@ -243,10 +243,10 @@ def key_of(path: pathlib.Path) -> str | None:
 def encode(trajectory: types.Trajectory) -> bytes:
     """One trajectory as a safetensors file: its arrays and a JSON header.
 
-    Arrays of ACTION_FIELDS that were not recorded are absent.
+    Optional arrays that were not recorded are absent.
     """
-    arrays = {name: getattr(trajectory, name) for name in types.TOKEN_FIELDS}
-    arrays |= trajectory.action_arrays
+    given = {name: getattr(trajectory, name) for name in _ARRAY_FIELDS}
+    arrays = {name: array for name, array in given.items() if array is not None}
     fields = to_tokens(trajectory)
     record = {name: fields[name] for name in _PLAIN_FIELDS}
     header = json.dumps(workdir.plain(record), allow_nan=False, sort_keys=True)

@@ -34,6 +34,8 @@ ACTION_FIELDS = {  # optional; a row for each sampled token
     "topk_logprobs": np.float32,
     "full_logprobs": np.float32,
 }
+ROUTING_FIELDS = {"expert_ids": np.int16}  # optional; an entry for each token and layer
+UNKNOWN_EXPERT = -1  # expert_ids of a token whose routing nobody recorded
 
 
 class InvalidTrajectory(ValueError):
@@ -92,11 +94,14 @@ class Record:
         of one another; they are written down only.
       topk: K likeliest tokens, likeliest first.
       full: the log-probs of the whole vocabulary.
+      experts: of each token that the model reads, which experts each layer's router chose; the
+        trainer replays the choice. Mixture-of-experts models only.
     """
 
     num_aux: int = 0
     topk: int = 0
     full: bool = False
+    experts: bool = False
 
     def __post_init__(self):
         for name, count in (("num_aux", self.num_aux), ("topk", self.topk)):
@@ -148,6 +153,9 @@ class Trajectory:
       aux_tokens, aux_logprobs: [actions, M], further draws at the same place.
       topk_tokens, topk_logprobs: [actions, K], the likeliest tokens.
       full_logprobs: [actions, V], whole rows; -inf where a token was impossible.
+      expert_ids: [T, L, k] of L layers with k experts a token: those that the sampler's routers
+        chose when the model read the token, UNKNOWN_EXPERT where nobody recorded it (a token that
+        was never read, as the last one, for instance). None when nothing was recorded.
       reward: sum of the episode's rewards; None when `error` is set.
       terminated: the environment ended the episode by its own rules.
       truncated: a limit (turns, tokens, context) ended it; both may be False only for errors.
@@ -190,6 +198,7 @@ class Trajectory:
     topk_tokens: np.ndarray | None = None
     topk_logprobs: np.ndarray | None = None
     full_logprobs: np.ndarray | None = None
+    expert_ids: np.ndarray | None = None
 
     @property
     def key(self) -> str:
@@ -233,6 +242,8 @@ def validate(trajectory: Trajectory) -> None:
             )
     sampled = trajectory.source == "policy" and trajectory.error is None
     validate_rows(trajectory.action_arrays, trajectory.num_actions, where, sampled=sampled)
+    if trajectory.expert_ids is not None:
+        validate_routing(trajectory.expert_ids, length, where)
     if trajectory.split not in SPLITS or trajectory.source not in SOURCES:
         raise InvalidTrajectory(
             f"{where}: split {trajectory.split!r} and source {trajectory.source!r}, "
@@ -314,6 +325,32 @@ def _validate_row_values(name: str, array: np.ndarray, where: str) -> None:
         row, column = np.argwhere(bad)[0]
         raise InvalidTrajectory(
             f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected {allowed}"
+        )
+
+
+def validate_routing(expert_ids: np.ndarray, num_tokens: int, where: str) -> None:
+    """Raises InvalidTrajectory unless `expert_ids` are [num_tokens, L, k], see `Trajectory`.
+
+    A token's routing is known in all layers or in none, and no layer chose an expert twice.
+
+    Args:
+      where: begins the message.
+    """
+    dtype, shape = ROUTING_FIELDS["expert_ids"], expert_ids.shape
+    if len(shape) != 3 or shape[0] != num_tokens or 0 in shape[1:] or expert_ids.dtype != dtype:
+        raise InvalidTrajectory(
+            f"{where}: expert_ids is {expert_ids.dtype}{list(shape)}, expected "
+            f"{np.dtype(dtype)}[{num_tokens}, layers, experts per token] as the tokens have"
+        )
+    known = (expert_ids != UNKNOWN_EXPERT).any(axis=(1, 2))
+    ordered = np.sort(expert_ids[known], axis=-1)
+    negative = (ordered < 0).any(axis=(1, 2))
+    twice = (np.diff(ordered, axis=-1) == 0).any(axis=(1, 2))
+    if (negative | twice).any():
+        at = int(np.flatnonzero(known)[negative | twice][0])
+        raise InvalidTrajectory(
+            f"{where}: expert_ids[{at}] is {expert_ids[at].tolist()}, expected different experts, "
+            f">= 0, in each layer, or {UNKNOWN_EXPERT} throughout"
         )
 
 

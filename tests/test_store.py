@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from jaxrl_single import store, types, workdir
 from tests import trajectory_maker
-from tests.trajectory_maker import make_error, make_trajectory, recorded_rows
+from tests.trajectory_maker import make_error, make_trajectory, recorded_rows, routing
 
 RUN = "run-a"
 
@@ -41,6 +41,7 @@ def only_file(directory, split="train"):
         make_trajectory(1234567890, length=3, success=None),
         make_trajectory(7, **recorded_rows(3)),
         make_trajectory(8, full_logprobs=np.float32([[-0.5, -np.inf]] * 3)),
+        make_trajectory(9, expert_ids=routing(6), **recorded_rows(3)),
     ],
 )
 def test_what_is_written_is_read(directory, trajectory):
@@ -99,6 +100,13 @@ def test_rewards_are_folded_when_they_come_in(directory):
         ({"full_logprobs": np.zeros((6, 2), np.float32)}, r"full_logprobs is float32\[6, 2\]"),
         ({"full_logprobs": np.zeros((3, 2))}, "full_logprobs is float64"),
         ({"full_logprobs": np.full((3, 2), np.nan, np.float32)}, r"full_logprobs\[0, 0\] is nan"),
+        ({"expert_ids": routing(5)}, r"expert_ids is int16\[5, 3, 2\], expected int16\[6, "),
+        ({"expert_ids": routing(6).astype(np.int32)}, r"expert_ids is int32\[6, 3, 2\]"),
+        ({"expert_ids": routing(6)[:, :, :0]}, r"expert_ids is int16\[6, 3, 0\]"),
+        ({"expert_ids": routing(6)[:, :, 0]}, r"expert_ids is int16\[6, 3\]"),
+        ({"expert_ids": np.int16([[[0, 1]]] * 4 + [[[2, 2]]] * 2)}, r"\[4\] is \[\[2, 2\]\]"),
+        ({"expert_ids": np.int16([[[0, 1], [-1, -1]]] * 6)}, r"\[0\] is .* or -1 throughout"),
+        ({"expert_ids": np.int16([[[0, -2]]] * 6)}, r"expert_ids\[0\] is \[\[0, -2\]\]"),
         ({"run_id": "run-b"}, "of run run-b, this store is of run run-a"),
     ],
 )

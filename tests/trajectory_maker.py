@@ -52,6 +52,15 @@ def recorded_rows(num_actions, *, draws=2, likeliest=3, vocab_size=5, seed=0):
     return rows
 
 
+def routing(num_tokens, *, layers=3, chosen=2, experts=5, seed=0):
+    """expert_ids as a sampler records them: the last token was not read."""
+    rng = np.random.default_rng(seed)
+    ids = rng.permuted(np.tile(np.arange(experts), (num_tokens, layers, 1)), axis=-1)
+    ids = ids[:, :, :chosen].astype(np.int16)
+    ids[-1] = types.UNKNOWN_EXPERT
+    return ids
+
+
 def make_error(ticket=0, **changes):
     """An episode that failed before its first token."""
     empty = {name: np.zeros(0, dtype) for name, dtype in types.TOKEN_FIELDS.items()}

@@ -27,6 +27,19 @@ _COPIED = {  # per-token arrays taken from the trajectory as they are, and their
 
 
 @dataclasses.dataclass(frozen=True)
+class Routing:
+    """Of the mixture of experts whose choices a batch holds.
+
+    Attributes:
+      num_layers, experts_per_token, num_experts: of the model.
+    """
+
+    num_layers: int
+    experts_per_token: int
+    num_experts: int
+
+
+@dataclasses.dataclass(frozen=True)
 class _Piece:
     """Consecutive segments of one trajectory that lie in one row."""
 
@@ -45,6 +58,7 @@ def pack(
     on_limit: str,
     num_minibatches: int = 1,
     recorded: Mapping[str, int] = MappingProxyType({}),
+    routing: Routing | None = None,
 ) -> token_batch.TokenBatch:
     """Packs trajectories into a TokenBatch of numpy arrays.
 
@@ -67,6 +81,7 @@ def pack(
         "mask" its tokens do not enter the loss.
       recorded: width by name of the types.ACTION_FIELDS that the batch holds; see
         `types.Record.widths`. What else the trajectories hold is left out.
+      routing: the batch holds the experts that read each token; None leaves them out.
 
     Raises:
       ValueError: what does not fit or may not be trained; names the config field to change.
@@ -80,12 +95,16 @@ def pack(
     for trajectory in trajectories:
         _check_trainable(trajectory)
         _check_recorded(trajectory, recorded)
+        if routing is not None:
+            _check_routing(trajectory, routing)
     rows = _fill_rows(trajectories, row_length)
     num_rows = _bucket(len(rows), row_buckets, row_length)
     rows = _deal(rows, num_rows, num_minibatches)
     arrays = _token_arrays(trajectories, rows, num_rows, row_length, on_limit)
     facts = _trajectory_arrays(trajectories, arrays, num_trajectories, on_limit)
     arrays |= _recorded_arrays(trajectories, arrays, recorded)
+    if routing is not None:
+        arrays["expert_ids"] = _expert_ids(trajectories, arrays["source"], routing)
     shape = (num_rows // rows_per_micro_batch, rows_per_micro_batch)
     tokens = {
         name: array.reshape(shape + array.shape[1:])
@@ -140,6 +159,26 @@ def _check_recorded(trajectory: types.Trajectory, recorded: Mapping[str, int]) -
         raise ValueError(
             f"trajectory {trajectory.run_id}/{trajectory.key} lacks {lacking} (name: width), which "
             f"the algorithm reads; its sampler recorded {held}"
+        )
+
+
+def _check_routing(trajectory: types.Trajectory, routing: Routing) -> None:
+    where = f"trajectory {trajectory.run_id}/{trajectory.key}"
+    if trajectory.expert_ids is None:
+        raise ValueError(
+            f"{where} holds no expert_ids, but the trainer replays the sampler's choice of "
+            "experts; its sampler must record it (sampler.record_experts)"
+        )
+    expected, found = (
+        (routing.num_layers, routing.experts_per_token),
+        trajectory.expert_ids.shape[1:],
+    )
+    highest = int(trajectory.expert_ids.max(initial=types.UNKNOWN_EXPERT))
+    if found != expected or highest >= routing.num_experts:
+        raise ValueError(
+            f"{where}: expert_ids is of {found[0]} layers, {found[1]} experts per token and "
+            f"numbers up to {highest}; the trainer's model has {expected[0]} layers, {expected[1]} "
+            f"experts per token and {routing.num_experts} experts, so another model sampled it"
         )
 
 
@@ -247,6 +286,16 @@ def _recorded_arrays(trajectories, arrays, recorded: Mapping[str, int]):
     for number, trajectory in enumerate(trajectories):
         for name, array in found.items():
             array[source == number] = getattr(trajectory, name)
+    return found
+
+
+def _expert_ids(trajectories, source: np.ndarray, routing: Routing) -> np.ndarray:
+    """[num_rows, row_length, layers, experts per token]; unknown on padding."""
+    shape = (*source.shape, routing.num_layers, routing.experts_per_token)
+    found = np.full(shape, types.UNKNOWN_EXPERT, types.ROUTING_FIELDS["expert_ids"])
+    for number, trajectory in enumerate(trajectories):
+        # The stream holds the tokens of a trajectory in order.
+        found[source == number] = trajectory.expert_ids
     return found
 
 

@@ -53,7 +53,9 @@ class TokenBatch:
     Optional per token, None when the algorithm does not ask for them: proximal_logprobs,
     ref_logprobs [M, B, T]; and what the sampler recorded on action tokens, 0 elsewhere (see
     types.Record): aux_tokens, aux_logprobs [M, B, T, draws], topk_tokens, topk_logprobs
-    [M, B, T, likeliest], full_logprobs [M, B, T, V]; expert_ids with further axes.
+    [M, B, T, likeliest], full_logprobs [M, B, T, V]. And expert_ids [M, B, T, L, k] i16, the
+    experts that the sampler's routers chose when it read the token, -1 where nobody recorded it
+    and on padding; the policy replays the choice (see types.Trajectory).
     """
 
     tokens: Array

@@ -21,7 +21,7 @@ import numpy as np
 from jaxrl_single import types, wire
 from jaxrl_single.envs import base
 from jaxrl_single.envs import chat as chat_lib
-from jaxrl_single.rollout import action_rows
+from jaxrl_single.rollout import action_rows, routing
 from jaxrl_single.rollout import client as client_lib
 
 
@@ -194,6 +194,8 @@ async def _sample(
             completion = await client.generate(request)
         _check(completion, request, source)
         record.rows.append(completion, where=f"turn {turn}", sampled=source == "policy")
+        num_tokens = len(request.tokens) + len(completion.tokens)
+        record.routing.append(completion, num_tokens=num_tokens, where=f"turn {turn}")
     except (Exception, asyncio.CancelledError) as error:
         _reraise_own_cancellation(error)
         raise _Fault("sampler") from error
@@ -248,6 +250,7 @@ class _Record:
         self.messages: list[dict[str, str]] = []
         self.seconds: dict[str, float] = {"sampling": 0.0, "environment": 0.0, "total": 0.0}
         self.rows = action_rows.ActionRows()
+        self.routing = routing.Routing()
         self.success: bool | None = None
         self.truncated = False
         self._terminated = False
@@ -337,6 +340,7 @@ class _Record:
             task_id=ticket.task.id,
             **self._arrays(),
             **self.rows.arrays(),
+            expert_ids=self.routing.array(len(self.tokens)),
             reward=None if error else self._reward,
             terminated=self._terminated and error is None,
             truncated=self.truncated and error is None,

@@ -209,6 +209,52 @@ def test_a_trajectory_without_what_the_algorithm_reads_is_refused(changes):
         _pack([_recorded(4, ticket=1), _recorded(4, **changes)], recorded=WIDTHS)
 
 
+ROUTING = packing.Routing(num_layers=3, experts_per_token=2, num_experts=5)
+
+
+def _routed(length, *, ticket=0, segments=None, **changes):
+    plain = _trajectory(length, ticket=ticket, segments=segments)
+    ids = trajectory_maker.routing(length, seed=ticket)
+    return dataclasses.replace(plain, **({"expert_ids": ids} | changes))
+
+
+def test_routing_lies_on_its_token_and_is_unknown_elsewhere():
+    given_ = [
+        _routed(17, ticket=0, segments=[6, 6, 5]),  # over two rows
+        _routed(4, ticket=1),
+        _routed(5, ticket=2, expert_ids=np.full((5, 3, 2), types.UNKNOWN_EXPERT, np.int16)),
+    ]
+    batch = _pack(given_, num_trajectories=4, routing=ROUTING)
+    assert batch.expert_ids.dtype == np.int16
+    assert batch.expert_ids.shape == (*batch.tokens.shape, 3, 2)
+    index = _stream(batch, "trajectory_index")
+    stream = batch.expert_ids.reshape(-1, 3, 2)
+    assert (stream[index < 0] == types.UNKNOWN_EXPERT).all()
+    for number, source in enumerate(batch.source_index[:3]):
+        np.testing.assert_array_equal(stream[index == number], given_[source].expert_ids)
+
+
+def test_routing_is_packed_only_when_asked_for():
+    assert _pack([_routed(4)]).expert_ids is None
+    empty = _pack([], routing=ROUTING).expert_ids  # the same arrays, and so the same program
+    assert empty.shape == (1, 2, 10, 3, 2)
+    assert (empty == types.UNKNOWN_EXPERT).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_ids": None}, r"run/000000000-0 holds no expert_ids.*sampler\.record_experts"),
+        ({"expert_ids": trajectory_maker.routing(4, layers=2)}, "of 2 layers, 2 experts per token"),
+        ({"expert_ids": trajectory_maker.routing(4, chosen=1)}, "of 3 layers, 1 experts per token"),
+        ({"expert_ids": np.int16([[[0, 5]] * 3] * 4)}, "numbers up to 5; .* and 5 experts"),
+    ],
+)
+def test_routing_of_another_model_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        _pack([_routed(4, ticket=1), _routed(4, **changes)], routing=ROUTING)
+
+
 def test_no_trajectories_make_a_batch_with_nothing_to_train():
     batch = _pack([], num_trajectories=3)
     assert not batch.loss_mask.any()

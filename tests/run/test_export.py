@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jaxrl_single import store, workdir
-from tests.trajectory_maker import make_error, make_trajectory, recorded_rows
+from tests.trajectory_maker import make_error, make_trajectory, recorded_rows, routing
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def paths(tmp_path):
     paths, run_id = workdir.create(tmp_path / "run")
     box = store.TrajectoryStore(paths.trajectories, run_id)
     box.write(make_trajectory(2, run_id=run_id, success=False, reward=0.0))
-    box.write(make_trajectory(1, run_id=run_id, **recorded_rows(3)))
+    box.write(make_trajectory(1, run_id=run_id, expert_ids=routing(6), **recorded_rows(3)))
     box.write(make_error(5, run_id=run_id))
     box.write(make_trajectory(9, run_id=run_id, split="eval"))
     return paths
@@ -51,7 +51,8 @@ def test_tokens(paths):
             *rows["full_logprobs"].tolist()[1:],
         ]
     )
-    assert lines[0]["full_logprobs"] is None
+    assert lines[1]["expert_ids"] == routing(6).tolist()
+    assert lines[0]["full_logprobs"] is lines[0]["expert_ids"] is None
     assert lines[2]["error"]["kind"] == "env"
 
 
