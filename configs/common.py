@@ -269,6 +269,7 @@ def _sampler() -> ConfigDict:
             "max_fed_tokens": 8,  # turns with so few new tokens read them by decode steps instead
             "num_aux_draws": 128,  # one-token draws per sampled token, if the algorithm reads them
             "top_k": 16,  # likeliest tokens recorded per sampled token, for those that need them
+            "record_experts": False,  # of each token; the trainer replays the choice (MoE models)
             "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
             "devices": "",  # chips of the sampler, "4,5"; "cpu"; empty = second half
             "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,66 +14,9 @@ from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import table as algorithm_table
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, token_batch
-from jaxrl_single.envs import base, chat
-from jaxrl_single.envs import table as env_table
 from jaxrl_single.models import api
 from jaxrl_single.models import config as model_config
-from jaxrl_single.rollout import episode
 from jaxrl_single.trainer import optim
-
-
-@dataclasses.dataclass(frozen=True)
-class World:
-    """The side that knows text: environment, tasks and language. No jax.
-
-    Attributes:
-      make_env: makes the environment of one episode.
-      make_script: a scripted player for demonstrations, or None.
-      language: text <-> token ids.
-      train_tasks, eval_tasks: random access; no question is in both.
-      rl_tasks: those of the training tasks that the policy itself plays; demonstrations may be of
-        all.
-      limits: of an episode.
-    """
-
-    make_env: Callable[[], base.Env]
-    make_script: env_table.MakeScript | None
-    language: chat.Chat
-    train_tasks: Sequence[types.Task]
-    rl_tasks: Sequence[types.Task]
-    eval_tasks: Sequence[types.Task]
-    limits: episode.Limits
-
-
-def world(config: ml_collections.ConfigDict) -> World:
-    """The environment of the config.
-
-    Raises:
-      ValueError, OSError: unknown environment, bad options, a missing or malformed tasks file.
-    """
-    spec = env_table.get(config.env.name)
-    section = config.env.to_dict()
-    train_tasks = spec.make_tasks(section, "train", config.seed)
-    return World(
-        make_env=spec.make_env(section),
-        make_script=spec.make_script,
-        language=spec.make_chat(),
-        train_tasks=train_tasks,
-        rl_tasks=_first(train_tasks, config.env.num_train_tasks),
-        eval_tasks=spec.make_tasks(section, "eval", config.seed),
-        limits=episode.Limits(
-            max_turns=config.env.max_turns,
-            max_turn_tokens=config.env.max_turn_tokens,
-            max_tokens=config.env.max_tokens,
-        ),
-    )
-
-
-def _first(tasks: Sequence[types.Task], count: int) -> Sequence[types.Task]:
-    """The first `count` tasks, or all when that is 0 or more than there are."""
-    if not 0 < count < len(tasks):
-        return tasks
-    return [tasks[index] for index in range(count)]
 
 
 def models(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[api.Policy, api.Critic]:
@@ -110,6 +52,29 @@ def record(config: ml_collections.ConfigDict) -> types.Record:
         num_aux=config.sampler.num_aux_draws if "aux" in needs else 0,
         topk=config.sampler.top_k if "topk" in needs else 0,
         full="full" in needs,
+        experts=config.sampler.record_experts,
+    )
+
+
+def evaluation_record(config: ml_collections.ConfigDict) -> types.Record:
+    """What it writes down in evaluations: they are scored again, but no algorithm reads them."""
+    return types.Record(experts=config.sampler.record_experts)
+
+
+def routing(
+    config: ml_collections.ConfigDict, shape: model_config.ModelConfig
+) -> packing.Routing | None:
+    """The choices of experts that the trainer replays, None when it leaves them to its routers.
+
+    Args:
+      shape: of the policy.
+    """
+    if not config.sampler.record_experts:
+        return None
+    return packing.Routing(
+        num_layers=shape.num_layers,
+        experts_per_token=shape.experts_per_token,
+        num_experts=shape.num_experts,
     )
 
 
@@ -145,6 +110,7 @@ def optimizer(
     schedule = optim.warmup(
         section.learning_rate,
         warmup_steps=section.warmup_steps,
+        decay=section.decay,
         decay_steps=section.decay_steps,
         final_fraction=section.final_fraction,
     )
@@ -162,13 +128,14 @@ def packer(
     num_trajectories: int | None = None,
     num_minibatches: int = 1,
     recorded: Mapping[str, int] = MappingProxyType({}),
+    routing: packing.Routing | None = None,
 ) -> Callable[[Sequence[types.Trajectory]], token_batch.TokenBatch]:
     """Trajectories -> TokenBatch with the static shapes of `config.batch`.
 
     Args:
       num_trajectories: of a batch, when it is not `config.batch.num_trajectories`.
       num_minibatches: policy updates from a batch, see `packing.pack`.
-      recorded: what the batch holds besides tokens, see `packing.pack`.
+      recorded, routing: what the batch holds besides tokens, see `packing.pack`.
     """
 
     def pack(trajectories: Sequence[types.Trajectory]) -> token_batch.TokenBatch:
@@ -181,6 +148,7 @@ def packer(
             on_limit=config.rollout.on_limit,
             num_minibatches=num_minibatches,
             recorded=recorded,
+            routing=routing,
         )
 
     return pack

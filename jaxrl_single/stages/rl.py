@@ -38,7 +38,8 @@ class Loop:
       rollouts: orders and collects episodes; its weights are published already.
       train_step: see trainer/step.py.
       pack: trajectories -> TokenBatch on the host, with what the algorithm reads.
-      pack_evaluation: the same with tokens only, which is all that evaluations record.
+      pack_evaluation: the same with what evaluations record: tokens, and the choice of experts
+        if the trainer replays it.
       place: puts a batch onto the devices.
       mismatch: see trainer/score.py; used on evaluations, whose weights are known exactly.
       fetch: version -> its published parameters.

@@ -79,6 +79,8 @@ class Trainer:
         self.policy, self.critic = build.models(config, self.world.language.vocab_size)
         self.algorithm = build.algorithm(config)
         self.pack = build.packer(config)
+        self.routing = build.routing(config, self.policy.config)
+        self.pack_evaluation = build.packer(config, routing=self.routing)
         self.weights = filesystem.FileWeights(
             sampler_process.weights_directory(config, paths), workdir.run_id_of(paths)
         )
@@ -300,8 +302,9 @@ class Trainer:
                 self.config,
                 num_minibatches=self.algorithm.num_minibatches,
                 recorded=recorded,
+                routing=self.routing,
             ),
-            pack_evaluation=self.pack,
+            pack_evaluation=self.pack_evaluation,
             place=self.placement.batch,
             mismatch=self.mismatch,
             fetch=lambda version: self.weights.fetch(version)[0],
@@ -332,7 +335,7 @@ class Trainer:
             "gate@0", num_tasks=num_tasks, version=self.rollouts.version, series="gate"
         )
         episodes = self.rollouts.take_evaluation("gate@0", wait=True)
-        found = gate.measure(self.mismatch, params, episodes, self.pack, limit=num_tasks)
+        found = gate.measure(self.mismatch, params, episodes, self.pack_evaluation, limit=num_tasks)
         gate.check(found, self.config.gate, temperature=self.config.rollout.temperature)
         _log.info("gate passed: %s", found)
 
@@ -341,7 +344,7 @@ class Trainer:
             self.mismatch,
             params,
             episodes,
-            self.pack,
+            self.pack_evaluation,
             limit=self.config.batch.num_trajectories,
         )
         version = self.rollouts.version

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from jaxrl_single.models import config as model_config
 from jaxrl_single.supervise import workdir_config
 
 CHOICES = {
@@ -134,5 +135,11 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
         )
     if config.mode == "local" and config.rl.max_staleness == 0:
         yield "rl.max_staleness is 0, which asynchronous training can't meet; use mode=sync"
+    shape = model_config.SIZES.get(config.model.size)
+    if sampler.record_experts and shape is not None and not shape.num_experts:
+        yield (
+            f"sampler.record_experts is on, but model.size {config.model.size!r} has no experts; "
+            "turn it off or choose a mixture of experts"
+        )
     if bool(env.tasks_file) != bool(env.eval_tasks_file):
         yield "env.tasks_file and env.eval_tasks_file are needed together (training, held-out)"

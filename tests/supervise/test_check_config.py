@@ -31,6 +31,17 @@ def test_a_bad_value_is_named_with_what_is_allowed(path, value, words):
     assert path in str(error.value)
 
 
+def test_experts_are_recorded_of_mixtures_only():
+    config = common.base()
+    config.sampler.record_experts = True
+    check_config.check(config)
+    config.model.size = "tiny"
+    with pytest.raises(
+        check_config.ConfigError, match=r"record_experts is on, but .*'tiny' has no"
+    ):
+        check_config.check(config)
+
+
 def test_all_problems_are_listed_at_once():
     config = common.base()
     config.mode = "x"
