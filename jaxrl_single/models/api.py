@@ -13,6 +13,7 @@ Nothing above this file sees a module. Parameters are nested dicts whose paths r
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from flax import nnx
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import critic as critic_lib
 from jaxrl_single.models import kv_cache, transformer
+from jaxrl_single.models import serving as serving_lib
 
 Params = dict[str, Any]
 
@@ -34,31 +36,48 @@ class Policy:
     Attributes:
       config: its shape.
       init: key -> params.
-      hidden: (params, tokens, positions, segment_ids), each [B, T] int32 -> [B, T, D].
-        The hidden state at t, after the final norm, has read tokens up to and including t.
-        Attention is causal and stays within equal `segment_ids`; 0 is padding, where tokens and
+      hidden: (params, tokens, positions, segment_ids[, expert_ids]), each [B, T] int32 ->
+        [B, T, D]. The hidden state at t, after the final norm, has read tokens up to and including
+        t. Attention is causal and stays within equal `segment_ids`; 0 is padding, where tokens and
         positions may be anything and the output is finite but meaningless. `positions` count
-        from 0 in each segment.
+        from 0 in each segment. `expert_ids` int [B, T, L, k] replays the experts that each token
+        took in each layer; the weights of the experts are the router's own, and so is its
+        gradient. -1: the router chooses for this token itself.
       unembedding: params -> [V, D]; logits are hidden @ unembedding.T.
-      init_cache: (num_slots S, cache_length C) -> an empty cache.
-      prefill: (params, cache, slots [R], tokens [R, P], starts [R], lengths [R]) -> cache.
-        Writes keys and values of tokens[r, :lengths[r]] at positions starts[r] .. of slot
-        slots[r], attending to what that slot holds before starts[r]. Rows of length 0 change
-        nothing, whatever else they hold; rows with tokens name different slots and stay within
-        the cache: starts + lengths <= C. P <= C.
-      decode: (params, cache, tokens [S], positions [S], active [S] bool) -> (logits [S, V], cache).
-        Float32 logits of the token after each slot's token. Writes at `positions`, attends to
-        0 .. positions. Inactive slots keep their cache and get meaningless logits. A slot's
-        numbers do not depend on the other slots, bitwise.
+      serving: params -> serving, the form of the parameters that `prefill` and `decode` read; a
+        copy, made once per version of the weights (see models/serving.py).
+      init_cache: (num_pages P, page_size B) -> an empty cache.
+      resize_cache: (cache, num_pages) -> cache with so many pages: the first ones, zeros behind.
+      copy_pages: (cache, sources [n], targets [n]) -> cache; see models/kv_cache.py.
+      prefill: (serving, cache, tokens [R, B], page_index [R], first [R], last [R], table [R, M]) ->
+        (cache, expert_ids [R, B, L, k] int32). A row reads tokens of one page of one sequence:
+        columns first .. last - 1 at positions page_index * B + column, into page
+        table[r, page_index[r]]. It attends to what pages table[r, :page_index[r] + 1] hold before
+        them, tokens of other rows of the same call among them: several pages of one sequence may go
+        together. Rows with first == last change nothing, whatever else they hold; the others name
+        different pages. The numbers of a token depend, bitwise, on its sequence up to
+        itself and on R alone.
+      decode: (serving, cache, tokens [S], positions [S], active [S] bool, table [S, M], owner [P],
+        index [P]) -> (logits [S, V], cache, expert_ids [S, L, k] int32). Float32 logits of the
+        token after each slot's token. Writes at `positions`, attends to 0 .. positions. table[s]
+        names the pages of slot s in order; page p is the page number index[p] of slot owner[p].
+        Pages of nobody have owner 0 and index M. Inactive slots keep their pages and get
+        meaningless logits. A slot's numbers depend, bitwise, neither on the other slots nor on P
+        nor on where its pages lie.
+
+    The expert ids are -1 where no token was read; k is 0 in dense models.
     """
 
     config: config_lib.ModelConfig
     init: Callable[[jax.Array], Params]
-    hidden: Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array]
+    hidden: Callable[..., jax.Array]
     unembedding: Callable[[Params], jax.Array]
+    serving: Callable[[Params], serving_lib.Serving]
     init_cache: Callable[[int, int], kv_cache.Cache]
-    prefill: Callable[..., kv_cache.Cache]
-    decode: Callable[..., tuple[jax.Array, kv_cache.Cache]]
+    resize_cache: Callable[[kv_cache.Cache, int], kv_cache.Cache]
+    copy_pages: Callable[[kv_cache.Cache, jax.Array, jax.Array], kv_cache.Cache]
+    prefill: Callable[..., tuple[kv_cache.Cache, jax.Array]]
+    decode: Callable[..., tuple[jax.Array, kv_cache.Cache, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +112,14 @@ def build_policy(config: config_lib.ModelConfig) -> Policy:
         init=init,
         hidden=lambda params, *rows: model(params).hidden(*rows),
         unembedding=lambda params: model(params).table(),
-        init_cache=lambda num_slots, cache_length: kv_cache.init(
-            config, num_slots=num_slots, cache_length=cache_length
+        serving=jax.jit(functools.partial(serving_lib.form, config)),
+        init_cache=lambda num_pages, page_size: kv_cache.init(
+            config, num_pages=num_pages, page_size=page_size
         ),
-        prefill=lambda params, cache, *rows: model(params).prefill(cache, *rows),
-        decode=lambda params, cache, *slots: model(params).decode(cache, *slots),
+        resize_cache=kv_cache.resize,
+        copy_pages=kv_cache.copy_pages,
+        prefill=functools.partial(serving_lib.prefill, config),
+        decode=functools.partial(serving_lib.decode, config),
     )
 
 

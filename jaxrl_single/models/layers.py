@@ -25,10 +25,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((size,), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        scale = jnp.expand_dims(self.scale[...], range(x.ndim - 1))
-        return (wide * inverse).astype(x.dtype) * scale
+        return rms_norm(x, self.scale[...], eps=self.eps)
 
 
 class Embedding(nnx.Module):
@@ -51,6 +48,14 @@ class Mlp(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         gate, up = (matmul.matmul(x, kernel[...]) for kernel in (self.gate, self.up))
         return matmul.matmul(matmul.swiglu(gate, up), self.down[...])
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    """x [..., D] over its root mean square, times scale, whose axes are the last ones of x."""
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    scale = jnp.expand_dims(scale, range(x.ndim - scale.ndim))
+    return (wide * inverse).astype(x.dtype) * scale
 
 
 def output_std(fan_in: int, config: config_lib.ModelConfig) -> float:

@@ -1,129 +1,159 @@
-"""Prefill and decode against the full forward; slots do not disturb one another."""
-
-import functools
+"""Prefill and decode over pages against the full forward; slots do not disturb one another."""
 
 import jax
 import jax.numpy as jnp
 import model_lab as lab
 import numpy as np
+import paged_lab
 import pytest
 
-SLOTS, CACHE_LENGTH, WIDTH = 4, 24, 6
+MANY = paged_lab.SLOTS * paged_lab.MAX_PAGES
+SCATTERED = [9, 2, 14, 7, 0, 5, 11, 3, 1, 8, 4, 15, 6, 10, 12, 13]
 
 
-@functools.cache
-def _programs(size):
-    policy = lab.policy_of(size)
-    return jax.jit(policy.prefill), jax.jit(policy.decode)
+def _tokens(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, lab.VOCAB_SIZE, (rows, lab.LENGTH)).astype(np.int32)
 
 
-def _logits(size, tokens):
-    """Full forward over one segment per row, [ROWS, LENGTH, V]."""
+def _full_logprobs(size, tokens):
+    """Full forward over one segment per row, two rows at most: [ROWS, LENGTH, V]."""
     policy, params = lab.policy_of(size), lab.params_of(size)
     positions = np.broadcast_to(np.arange(lab.LENGTH, dtype=np.int32), tokens.shape)
     hidden = lab.hidden_program(policy)(params, tokens, positions, np.ones_like(tokens))
-    return np.asarray(hidden @ policy.unembedding(params).T)
+    return np.asarray(jax.nn.log_softmax(hidden @ policy.unembedding(params).T))
 
 
-def _prefill(size, cache, rows):
-    """rows: (slot, tokens, start), at most two."""
-    slots, starts, lengths = (
-        np.full(2, 99, np.int32),
-        np.full(2, -7, np.int32),
-        np.zeros(2, np.int32),
-    )
-    tokens = np.full((2, WIDTH), -12345, np.int32)
-    for r, (slot, row, start) in enumerate(rows):
-        slots[r], starts[r], lengths[r] = slot, start, len(row)
-        tokens[r, : len(row)] = row
-    return _programs(size)[0](lab.params_of(size), cache, slots, tokens, starts, lengths)
-
-
-def _decode(size, cache, entries, *, idle=0):
-    """entries: slot -> (token, position)."""
-    tokens, positions = np.full((2, SLOTS), idle, np.int32)
-    active = np.zeros(SLOTS, bool)
-    for slot, (token, position) in entries.items():
-        tokens[slot], positions[slot], active[slot] = token, position, True
-    return _programs(size)[1](lab.params_of(size), cache, tokens, positions, active)
-
-
-def _compare(actual, expected):
-    np.testing.assert_allclose(jax.nn.log_softmax(actual), jax.nn.log_softmax(expected), atol=2e-5)
+def _play(pool, slot, tokens, *, prompt, others=()):
+    """Prefills tokens[:prompt] page by page, decodes the rest; logits [LENGTH - prompt, V]."""
+    for start in range(0, prompt, paged_lab.PAGE_SIZE):
+        pool.prefill((slot, tokens[start : min(start + paged_lab.PAGE_SIZE, prompt)], start))
+    steps = range(prompt, len(tokens))
+    entries = [{slot: (tokens[t], t)} | {s: (row[t], t) for s, row in others} for t in steps]
+    return np.stack([pool.decode(entry)[0][slot] for entry in entries])
 
 
 @pytest.mark.parametrize("size", lab.SIZES)
 def test_an_episode_of_two_turns_scores_as_the_full_forward_does(size):
-    tokens = np.random.default_rng(0).integers(0, lab.VOCAB_SIZE, (2, 24)).astype(np.int32)
-    full = _logits(size, tokens)
-    cache = lab.policy_of(size).init_cache(SLOTS, CACHE_LENGTH)
-    slot_of = {0: 3, 1: 1}
+    tokens = _tokens(2)
+    full = _full_logprobs(size, tokens)
+    pool = paged_lab.Pool(size, order=SCATTERED)
+    found, expected = [], []
 
-    # Prompts of 8 and 5 tokens; all but the last are prefilled, the longer one in two pieces.
-    cache = _prefill(size, cache, [(3, tokens[0, :6], 0), (1, tokens[1, :4], 0)])
-    cache = _prefill(size, cache, [(3, tokens[0, 6:7], 6)])
-    for step in range(4):
-        at = {0: 7 + step, 1: 4 + step}
-        entries = {slot_of[row]: (tokens[row, t], t) for row, t in at.items()}
-        logits, cache = _decode(size, cache, entries)
-        for row, t in at.items():
-            _compare(logits[slot_of[row]], full[row, t])
-    # An observation of 6 tokens follows in each, in the other order; row 0 then runs to the end.
-    cache = _prefill(size, cache, [(1, tokens[1, 8:13], 8), (3, tokens[0, 11:16], 11)])
-    for t in range(16, 24):
-        entries = {3: (tokens[0, t], t)} | ({1: (tokens[1, 13], 13)} if t == 16 else {})
-        logits, cache = _decode(size, cache, entries)
-        _compare(logits[3], full[0, t])
-        if t == 16:
-            _compare(logits[1], full[1, 13])
+    def decode(**at):
+        logits, _ = pool.decode({int(s[1:]): (tokens[row, t], t) for s, (row, t) in at.items()})
+        for slot, (row, t) in at.items():
+            found.append(jax.nn.log_softmax(logits[int(slot[1:])]))
+            expected.append(full[row, t])
 
-
-@pytest.mark.parametrize("size", lab.SIZES)
-def test_the_last_piece_of_a_prefill_may_end_with_the_cache(size):
-    tokens = np.random.default_rng(1).integers(0, lab.VOCAB_SIZE, (2, 24)).astype(np.int32)
-    cache = lab.policy_of(size).init_cache(SLOTS, CACHE_LENGTH)
-
-    for start in (0, 6, 12, 18, 21):  # the last window reaches behind the cache
-        end = min(start + 6 if start < 18 else start + 3, 23)
-        cache = _prefill(size, cache, [(2, tokens[0, start:end], start)])
-    logits, _ = _decode(size, cache, {2: (tokens[0, 23], 23)})
-
-    _compare(logits[2], _logits(size, tokens)[0, 23])
-
-
-@pytest.mark.parametrize("size", lab.SIZES)
-def test_a_slot_is_the_same_to_the_bit_whatever_the_others_do(size):
-    tokens = np.random.default_rng(2).integers(0, lab.VOCAB_SIZE, (3, 6)).astype(np.int32)
-    empty = lab.policy_of(size).init_cache(SLOTS, CACHE_LENGTH)
-    alone = _prefill(size, empty, [(1, tokens[0], 0)])
-    crowded = _prefill(size, empty, [(0, tokens[1], 0), (3, tokens[2], 0)])
-    crowded = _prefill(size, crowded, [(2, tokens[2, :4], 0), (1, tokens[0], 0)])
-
+    # Row 0 in slot 3: a page and a piece in one call. Row 1 in slot 1.
+    pool.prefill((3, tokens[0, :8], 0), (1, tokens[1, :5], 0), (3, tokens[0, 8:10], 8))
     for step in range(3):
-        mine = {1: (5 + step, 6 + step)}
-        others = {0: (7, 6 + step), 2: (8, 4 + step), 3: (9, 6 + step)}
-        alone_logits, alone = _decode(size, alone, mine)
-        crowded_logits, crowded = _decode(size, crowded, mine | others)
-        np.testing.assert_array_equal(alone_logits[1], crowded_logits[1])
+        decode(s3=(0, 10 + step), s1=(1, 5 + step))
+    # An observation follows in each: row 0 ends its page and begins the next one.
+    pool.prefill((1, tokens[1, 8:13], 8), (3, tokens[0, 13:16], 13), (3, tokens[0, 16:18], 16))
+    decode(s3=(0, 18), s1=(1, 13))
+    for t in range(19, 24):
+        decode(s3=(0, t))
+
+    error = np.abs(np.stack(found) - np.stack(expected))
+    assert error.max() < 2e-5
+    assert error.mean() < 2e-6
+
+
+@pytest.mark.parametrize("size", lab.SIZES)
+def test_a_slot_is_the_same_to_the_bit_in_every_pool_and_company(size):
+    mine, *others = _tokens(3, seed=1)
+    pools = [
+        paged_lab.Pool(size, num_pages=4),
+        paged_lab.Pool(size),
+        paged_lab.Pool(size, order=SCATTERED),
+        paged_lab.Pool(size, order=SCATTERED[::-1]),
+    ]
+    for pool, company in zip(pools, (0, 0, 0, 2), strict=True):
+        for slot, other in list(zip((0, 3), others, strict=True))[:company]:
+            pool.prefill((slot, other[:8], 0))
+            pool.prefill((slot, other[8:10], 8))
+
+    alone, *rest = [_play(pool, 2, mine, prompt=10) for pool in pools[:3]]
+    in_company = _play(pools[3], 2, mine, prompt=10, others=zip((0, 3), others, strict=True))
+
+    for logits in (*rest, in_company):
+        np.testing.assert_array_equal(logits, alone)
+
+
+@pytest.mark.parametrize("size", lab.SIZES)
+def test_pages_of_a_prompt_are_the_same_to_the_bit_together_and_apart(size):
+    mine, other = _tokens(2, seed=2)
+    together, apart = (paged_lab.Pool(size) for _ in range(2))
+
+    together.prefill((0, mine[:8], 0), (0, mine[8:16], 8), (0, mine[16:20], 16))
+    apart.prefill((1, other[:8], 0), (0, mine[:8], 0))
+    apart.prefill((0, mine[8:11], 8))
+    apart.prefill((1, other[8:16], 8), (1, other[16:], 16), (0, mine[11:16], 11))
+    apart.prefill((0, mine[16:20], 16))
+
+    for a, b in zip(together.cache, apart.cache, strict=True):
+        for page, twin in zip(together.pages[0], apart.pages[0], strict=True):
+            width = 4 if page == together.pages[0][2] else 8
+            np.testing.assert_array_equal(a[0][page, ..., :width], b[0][twin, ..., :width])
+            np.testing.assert_array_equal(a[1][page, :, :width], b[1][twin, :, :width])
+    np.testing.assert_array_equal(
+        together.decode({0: (mine[20], 20)})[0][0], apart.decode({0: (mine[20], 20)})[0][0]
+    )
+
+
+def test_a_copied_prefix_and_a_resized_pool_go_on_to_the_bit():
+    tokens, other = _tokens(2, seed=3)
+    pool = paged_lab.Pool("tiny")
+    pool.prefill((0, tokens[:8], 0), (0, tokens[8:11], 8))
+    pool.cover(1, 11)
+    pool.cache = pool.policy.copy_pages(
+        pool.cache, np.array(pool.pages[0] + [0, 2]), np.array(pool.pages[1] + [MANY, 10**6])
+    )
+    pool.cache = pool.policy.resize_cache(pool.cache, MANY - 5)
+    pool.cache = pool.policy.resize_cache(pool.cache, MANY)
+
+    logits, _ = pool.decode({0: (other[0], 11), 1: (tokens[11], 11)})
+    again, _ = pool.decode({0: (tokens[11], 11)})
+
+    np.testing.assert_array_equal(again[0], logits[1])
+    assert not np.array_equal(logits[0], logits[1])
 
 
 def test_idle_slots_and_empty_rows_leave_the_cache_untouched():
-    tokens = np.random.default_rng(3).integers(0, lab.VOCAB_SIZE, (2, 6)).astype(np.int32)
-    cache = lab.policy_of("tiny").init_cache(SLOTS, CACHE_LENGTH)
-    cache = _prefill("tiny", cache, [(0, tokens[0], 0), (2, tokens[1], 0)])
+    first, second = _tokens(2, seed=4)
+    pool = paged_lab.Pool("tiny_moe")
+    pool.prefill((0, first[:8], 0), (2, second[:6], 0))
+    before = jax.tree.map(np.asarray, pool.cache)
 
-    lab.assert_trees_equal(_prefill("tiny", cache, []), cache)
-    logits, after = _decode("tiny", cache, {2: (1, 6)}, idle=2**30)
+    assert pool.prefill() == []
+    lab.assert_trees_equal(pool.cache, before)
+    logits, expert_ids = pool.decode({2: (1, 6)}, idle=2**30)
 
     assert np.isfinite(logits).all()
-    for old, new in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
-        changed = [s for s in range(SLOTS) if not np.array_equal(old[s], new[s])]
-        assert changed == [2]
+    np.testing.assert_array_equal(expert_ids[[0, 1, 3]], -1)
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(pool.cache), strict=True):
+        changed = [page for page in range(MANY) if not np.array_equal(old[page], new[page])]
+        assert changed == pool.pages[2]
 
 
-def test_a_prefill_wider_than_the_cache_is_refused():
-    policy = lab.policy_of("tiny")
-    rows = (jnp.zeros((1,), int), jnp.zeros((1, 9), int), jnp.zeros((1,), int), jnp.ones((1,), int))
+def test_the_experts_of_prefill_and_decode_are_those_of_the_full_forward():
+    tokens = _tokens(1, seed=5)[0]
+    pool = paged_lab.Pool("tiny_moe")
+    ids = pool.prefill((1, tokens[:8], 0), (1, tokens[8:13], 8))
+    ids += [pool.decode({1: (tokens[t], t)})[1][[1]] for t in range(13, 24)]
+    ids = np.concatenate(ids)
+    policy, params = pool.policy, lab.params_of("tiny_moe")
+    rows = [np.stack([row] * 2) for row in (tokens, np.arange(24), np.ones(24, int))]
+    run = jax.jit(policy.hidden)
 
-    with pytest.raises(ValueError, match=r"prefill of 9 tokens .* cache of 8"):
-        policy.prefill(lab.params_of("tiny"), policy.init_cache(1, 8), *rows)
+    replayed = run(params, *rows, jnp.stack([ids] * 2).astype(jnp.int16))
+
+    assert ids.shape == (24, 2, 2)
+    np.testing.assert_array_equal(replayed, run(params, *rows, jnp.full((2, 24, 2, 2), -1)))
+    turned = np.stack([ids] * 2)
+    turned[0, 20] = (turned[0, 20] + 1) % 4
+    moved = np.abs(run(params, *rows, turned) - replayed).max(axis=-1)
+    np.testing.assert_array_equal(np.flatnonzero(moved[0]), np.arange(20, 24))
+    assert not moved[1].any()
