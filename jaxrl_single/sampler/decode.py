@@ -1,6 +1,6 @@
-"""The sampler's two programs: prefill of known tokens, and a chunk of decode steps.
+"""The sampler's programs: prefill of known tokens, a chunk of decode steps, care of the pages.
 
-Both take a donated cache and the host's small arrays, and neither keeps state of its own, so what
+They take a donated cache and the host's small arrays, and none keeps state of its own, so what
 they compute for a slot is a function of that slot's row alone. The number of slots and the shapes
 of a prefill are fixed for an engine: XLA rounds a matmul differently for other batch sizes.
 
@@ -8,6 +8,10 @@ A chunk feeds the known tokens that are not in the cache yet, one a step, and th
 prefill is not much cheaper per token than decode (small models on CPU), everything can go that way
 and no second program is needed; large models prefill what is long and feed what is short. A chunk
 ends early when no slot is active any more, so a few late episodes cost no empty steps.
+
+The plain draw is computed for every slot, and restricted slots then take another: so the numbers
+of a plain slot are the same bits whatever the others ask for. A chunk pays for restrictions and
+for recorded rows only if one of its slots wants them.
 """
 
 from __future__ import annotations
@@ -24,8 +28,29 @@ from jaxrl_single import types
 from jaxrl_single.models import api
 from jaxrl_single.ops import logprobs as logprob_ops
 from jaxrl_single.sampler import inversion, recording
+from jaxrl_single.sampler import restrict as restrict_lib
 
-NO_TOKEN = -1  # fills `stop_tokens`; equals no token id
+NO_TOKEN = restrict_lib.NO_TOKEN
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PrefillRows:
+    """Known tokens on their way into the cache, a row for each piece of a page; see `api.Policy`.
+
+    Attributes:
+      tokens: i32 [R, B]; those in columns first .. last - 1 count.
+      page_index: i32 [R], which page of its slot the row is: column c holds the token at position
+        page_index * B + c of the episode.
+      first, last: i32 [R]; equal in a row that is not used.
+      table: i32 [R, M], the page ids of the row's slot, in order.
+    """
+
+    tokens: np.ndarray
+    page_index: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    table: np.ndarray
 
 
 @jax.tree_util.register_dataclass
@@ -40,10 +65,16 @@ class Rows:
       positions: i32, of the first of them in the episode.
       active: bool, whether the slot samples.
       budgets: i32, tokens that it may still sample in this turn.
-      temperatures: f32, > 0.
-      tickets, attempts, turns: u32, the names of the turn's randomness.
+      temperatures: f32, > 0, of the full distribution; 1 for a greedy slot.
+      seeds, tickets, attempts, turns: u32, the names of the turn's randomness.
       indices: u32, tokens already sampled in this turn.
       stop_tokens: i32 [S, n], NO_TOKEN where unused.
+      forced: i32 [chunk, S], the token that a step takes instead of a draw, NO_TOKEN = draw.
+      wanted: bool, whether the slot's recorded rows are wanted.
+      limits: what restricts the slot's distribution.
+      table: i32 [S, M], the page ids of each slot, in order.
+      owner: i32 [P], the slot of each page; 0 for a free one.
+      index: i32 [P], which page of its slot it is; M for a free one.
     """
 
     tokens: np.ndarray
@@ -52,11 +83,18 @@ class Rows:
     active: np.ndarray
     budgets: np.ndarray
     temperatures: np.ndarray
+    seeds: np.ndarray
     tickets: np.ndarray
     attempts: np.ndarray
     turns: np.ndarray
     indices: np.ndarray
     stop_tokens: np.ndarray
+    forced: np.ndarray
+    wanted: np.ndarray
+    limits: restrict_lib.Limits
+    table: np.ndarray
+    owner: np.ndarray
+    index: np.ndarray
 
 
 @jax.tree_util.register_dataclass
@@ -66,35 +104,66 @@ class Sampled:
 
     Attributes:
       tokens: i32 [chunk, S].
-      logprobs: f32 [chunk, S], of the tokens under the distribution they were drawn from.
-      entropies: f32 [chunk, S], nats, of that distribution.
+      logprobs: f32 [chunk, S], of the tokens under the distribution they were drawn from; -inf
+        for a forced token that could not have been drawn.
+      untruncated_logprobs: f32 [chunk, S], of the tokens under the full distribution.
+      entropies: f32 [chunk, S], nats, of the full distribution.
       counts: i32 [S].
       stopped: bool [S], the last sampled token is a stop token.
       steps: i32 [], steps that were taken.
-      recorded: [chunk, S, width], the fields that `types.Record` asks for, by name.
+      recorded: [chunk, S, width], the fields that `types.Record` asks for, by name; zeros where no
+        slot wants them.
+      expert_ids: i16 [chunk, S, L, k], of the token that each step read, whether known or sampled;
+        None unless recorded.
     """
 
     tokens: jax.Array
     logprobs: jax.Array
+    untruncated_logprobs: jax.Array
     entropies: jax.Array
     counts: jax.Array
     stopped: jax.Array
     steps: jax.Array
     recorded: recording.Rows
+    expert_ids: jax.Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """Goes from step to step of a chunk; `newest` [S] is what the last step sampled."""
+
+    cache: Any
+    newest: jax.Array
+    active: jax.Array
+    sampled: Sampled
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Draws:
+    """What a chunk works out before its first step.
+
+    Attributes:
+      uniforms: [chunk, S], one draws a token.
+      aux_uniforms: [chunk, S, M].
+      restricted: bool [S].
+      offset: [S, V], see `restrict.offsets`.
+    """
+
+    uniforms: jax.Array
+    aux_uniforms: jax.Array
+    restricted: jax.Array
+    offset: jax.Array
 
 
 @functools.partial(jax.jit, static_argnames=("policy",), donate_argnames=("cache",))
 def prefill(
-    policy: api.Policy,
-    params: api.Params,
-    cache: Any,
-    slots: np.ndarray,
-    tokens: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-) -> Any:
-    """`Policy.prefill` as one program: tokens [R, P] of `slots` [R] enter the cache."""
-    return policy.prefill(params, cache, slots, tokens, starts, lengths)
+    policy: api.Policy, serving: Any, cache: Any, rows: PrefillRows
+) -> tuple[Any, jax.Array]:
+    """`Policy.prefill` as one program: (cache, expert_ids [R, B, L, k])."""
+    pieces = (rows.tokens, rows.page_index, rows.first, rows.last, rows.table)
+    return policy.prefill(serving, cache, *pieces)
 
 
 @functools.partial(
@@ -102,10 +171,9 @@ def prefill(
 )
 def decode_chunk(
     policy: api.Policy,
-    params: api.Params,
+    serving: Any,
     cache: Any,
     rows: Rows,
-    run_key: jax.Array,
     *,
     num_steps: int,
     record: types.Record,
@@ -113,55 +181,54 @@ def decode_chunk(
     """Takes up to `num_steps` steps in each active slot: known tokens first, then sampled ones.
 
     The token of index i in a turn is drawn by the key
-    fold_in(fold_in(fold_in(fold_in(run_key, ticket), attempt), turn), i), its auxiliary draws by
+    fold_in(fold_in(fold_in(fold_in(key(seed), ticket), attempt), turn), i), its auxiliary draws by
     fold_in(that key, recording.AUX): never by the slot.
+
+    Args:
+      serving: the parameters in the form of `Policy.serving`.
     """
-    keys = _token_keys(run_key, rows, num_steps)
-    uniforms = jax.vmap(jax.vmap(jax.random.uniform))(keys)
-    aux_uniforms = recording.uniforms(record, keys)
-    num_slots = rows.num_known.shape[0]
-    recorded = recording.empty(record, num_steps, num_slots, policy.config.vocab_size)
+    rows = jax.tree.map(jnp.asarray, rows)
+    draws = _draws(rows, num_steps, record, policy.config.vocab_size)
 
-    def unfinished(carry: tuple) -> jax.Array:
-        _, _, active, sampled = carry
-        return (sampled.steps < num_steps) & active.any()
+    def unfinished(state: _State) -> jax.Array:
+        return (state.sampled.steps < num_steps) & state.active.any()
 
-    def take_step(carry: tuple) -> tuple:
-        cache, newest, active, sampled = carry
-        step = sampled.steps
-        tokens = jnp.where(step < rows.num_known, rows.tokens[step], newest)
-        logits, cache = policy.decode(params, cache, tokens, rows.positions + step, active)
-        table = logprob_ops.log_softmax(logits, rows.temperatures[:, None])
-        newest, logprobs, entropies = draw(table, uniforms[step])
-        recorded = recording.rows(record, table, aux_uniforms[step])
-        sampling = active & (step >= rows.num_known - 1)
-        sampled = Sampled(
-            tokens=sampled.tokens.at[step].set(newest),
-            logprobs=sampled.logprobs.at[step].set(logprobs),
-            entropies=sampled.entropies.at[step].set(entropies),
-            counts=sampled.counts + sampling,
-            stopped=sampled.stopped | (sampling & _is_stop(newest, rows.stop_tokens)),
-            steps=step + 1,
-            recorded={
-                name: array.at[step].set(recorded[name]) for name, array in sampled.recorded.items()
-            },
-        )
-        active = active & ~sampled.stopped & (sampled.counts < rows.budgets)
-        return cache, newest, active, sampled
+    def take_step(state: _State) -> _State:
+        step = state.sampled.steps
+        tokens = jnp.where(step < rows.num_known, rows.tokens[step], state.newest)
+        slots = (tokens, rows.positions + step, state.active, rows.table, rows.owner, rows.index)
+        logits, cache, expert_ids = policy.decode(serving, state.cache, *slots)
+        results = _results(logits, rows, draws, step, record)
+        if record.experts:
+            results["expert_ids"] = expert_ids
+        sampled, active = _append(state, rows, results)
+        return _State(cache, results["tokens"], active, sampled)
 
-    nothing = _nothing_sampled(num_steps, num_slots, recorded)
-    carry = (cache, rows.tokens[0], rows.active, nothing)
-    cache, _, _, sampled = jax.lax.while_loop(unfinished, take_step, carry)
-    return cache, sampled
+    nothing = _nothing_sampled(policy.config, len(rows.active), num_steps, record)
+    state = _State(cache, rows.tokens[0], rows.active, nothing)
+    state = jax.lax.while_loop(unfinished, take_step, state)
+    return state.cache, state.sampled
+
+
+@functools.partial(jax.jit, static_argnames=("policy", "num_pages"))
+def resize(policy: api.Policy, cache: Any, num_pages: int) -> Any:
+    """A cache with so many pages; the first ones are kept. Not donated: no array keeps its size."""
+    return policy.resize_cache(cache, num_pages)
+
+
+@functools.partial(jax.jit, static_argnames=("policy",), donate_argnames=("cache",))
+def copy_pages(policy: api.Policy, cache: Any, sources: np.ndarray, targets: np.ndarray) -> Any:
+    """Pages `sources` i32 [n] go to `targets` [n]; a target beyond the cache is ignored."""
+    return policy.copy_pages(cache, sources, targets)
 
 
 def num_compilations() -> int:
     """Programs of this file that were compiled in this process."""
-    return prefill._cache_size() + decode_chunk._cache_size()
+    return sum(program._cache_size() for program in (prefill, decode_chunk, resize, copy_pages))
 
 
-def draw(logprobs: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One token per row by inversion of the distribution function.
+def draw(logprobs: jax.Array, uniforms: jax.Array) -> jax.Array:
+    """One token per row by inversion of the distribution function, i32 [S].
 
     One uniform per token instead of Gumbel noise over the vocabulary: less than half the cost on
     CPU. A token of probability 0 is never drawn, whatever the rounding of the partial sums.
@@ -169,36 +236,115 @@ def draw(logprobs: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array
     Args:
       logprobs: [S, V], of the distributions.
       uniforms: [S] in [0, 1).
-
-    Returns:
-      tokens i32 [S], their log-probs [S] and the entropies [S] in nats, float32.
     """
-    tokens = inversion.invert(jnp.exp(logprobs), uniforms)
-    return tokens, logprob_ops.pick(logprobs, tokens), logprob_ops.entropy(logprobs)
+    return inversion.invert(jnp.exp(logprobs), uniforms)
 
 
-def _nothing_sampled(num_steps: int, num_slots: int, recorded: recording.Rows) -> Sampled:
+def _draws(rows: Rows, num_steps: int, record: types.Record, vocab_size: int) -> _Draws:
+    keys = _token_keys(rows, num_steps)
+    shape = (*keys.shape, record.num_aux)
+    restricted = restrict_lib.needed(rows.limits)
+    return _Draws(
+        uniforms=jax.vmap(jax.vmap(jax.random.uniform))(keys),
+        aux_uniforms=jax.lax.cond(
+            rows.wanted.any(),
+            lambda: recording.uniforms(record, keys),
+            lambda: jnp.zeros(shape),
+        ),
+        restricted=restricted,
+        offset=jax.lax.cond(
+            restricted.any(),
+            lambda: restrict_lib.offsets(rows.limits, vocab_size),
+            lambda: jnp.zeros((len(restricted), vocab_size)),
+        ),
+    )
+
+
+def _results(
+    logits: jax.Array, rows: Rows, draws: _Draws, step: jax.Array, record: types.Record
+) -> dict[str, Any]:
+    """One step's row of each field of `Sampled` that holds one for every step."""
+    table = logprob_ops.log_softmax(logits, rows.temperatures[:, None])
+    plain = draw(table, draws.uniforms[step])
+
+    def restricted() -> tuple[jax.Array, jax.Array]:
+        limited = restrict_lib.restrict(table, draws.offset, rows.limits)
+        drawn = jnp.where(draws.restricted, draw(limited, draws.uniforms[step]), plain)
+        tokens = _forced_or(drawn, rows.forced[step])
+        return tokens, logprob_ops.pick(limited, tokens)
+
+    def unrestricted() -> tuple[jax.Array, jax.Array]:
+        return _forced_or(plain, rows.forced[step]), jnp.zeros(plain.shape)
+
+    tokens, limited = jax.lax.cond(draws.restricted.any(), restricted, unrestricted)
+    untruncated = logprob_ops.pick(table, tokens)
+    return {
+        "tokens": tokens,
+        "logprobs": jnp.where(draws.restricted, limited, untruncated),
+        "untruncated_logprobs": untruncated,
+        "entropies": logprob_ops.entropy(table),
+        "recorded": jax.lax.cond(
+            rows.wanted.any(),
+            lambda: recording.rows(record, table, draws.aux_uniforms[step]),
+            lambda: recording.empty(record, *table.shape),
+        ),
+    }
+
+
+def _append(state: _State, rows: Rows, results: dict[str, Any]) -> tuple[Sampled, jax.Array]:
+    """(what was sampled with one step more, which slots go on)."""
+    sampled, step = state.sampled, state.sampled.steps
+    sampling = state.active & (step >= rows.num_known - 1)
+    appended = {
+        name: jax.tree.map(
+            lambda array, row: array.at[step].set(row.astype(array.dtype)),
+            getattr(sampled, name),
+            row,
+        )
+        for name, row in results.items()
+    }
+    sampled = dataclasses.replace(
+        sampled,
+        counts=sampled.counts + sampling,
+        stopped=sampled.stopped | (sampling & _is_stop(results["tokens"], rows.stop_tokens)),
+        steps=step + 1,
+        **appended,
+    )
+    return sampled, state.active & ~sampled.stopped & (sampled.counts < rows.budgets)
+
+
+def _nothing_sampled(config: Any, num_slots: int, num_steps: int, record: types.Record) -> Sampled:
     empty = jnp.zeros((num_steps, num_slots))
+    experts = (num_steps, num_slots, config.num_layers, config.experts_per_token)
     return Sampled(
         tokens=empty.astype(jnp.int32),
         logprobs=empty,
+        untruncated_logprobs=empty,
         entropies=empty,
         counts=jnp.zeros(num_slots, jnp.int32),
         stopped=jnp.zeros(num_slots, bool),
         steps=jnp.zeros((), jnp.int32),
-        recorded=recorded,
+        recorded={
+            name: jnp.zeros((num_steps, *row.shape), row.dtype)
+            for name, row in recording.empty(record, num_slots, config.vocab_size).items()
+        },
+        expert_ids=jnp.zeros(experts, jnp.int16) if record.experts else None,
     )
 
 
-def _token_keys(run_key: jax.Array, rows: Rows, num_steps: int) -> jax.Array:
+def _token_keys(rows: Rows, num_steps: int) -> jax.Array:
     """[num_steps, S] of the whole chunk at once. Steps that only feed get any key."""
     fold = jax.vmap(jax.random.fold_in)
-    keys = jnp.broadcast_to(run_key, rows.tickets.shape)
+    keys = jax.vmap(jax.random.key)(rows.seeds)
     for name in (rows.tickets, rows.attempts, rows.turns):
         keys = fold(keys, name)
     first = rows.indices - (rows.num_known - 1).astype(jnp.uint32)  # wraps while feeding
     indices = first[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
     return jax.vmap(fold, in_axes=(None, 0))(keys, indices)
+
+
+def _forced_or(drawn: jax.Array, forced: jax.Array) -> jax.Array:
+    return jnp.where(forced == NO_TOKEN, drawn, forced)
 
 
 def _is_stop(tokens: jax.Array, stop_tokens: jax.Array) -> jax.Array:

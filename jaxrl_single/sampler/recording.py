@@ -1,7 +1,7 @@
 """What a chunk writes down of each distribution besides the token that was drawn from it.
 
-All of it comes from the one row of log-probs that the token was drawn from. A field that
-`types.Record` does not ask for does not exist, and costs nothing.
+All of it comes from one row of log-probs: of all tokens at the temperature, before anything that
+restricts the draw. A field that `types.Record` does not ask for does not exist, and costs nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ AUX = 0x617578  # "aux"
 Rows = dict[str, jax.Array]  # by the names of types.ACTION_FIELDS
 
 
-def empty(record: types.Record, num_steps: int, num_slots: int, vocab_size: int) -> Rows:
-    """Zeros of the shape [num_steps, num_slots, width]."""
+def empty(record: types.Record, num_slots: int, vocab_size: int) -> Rows:
+    """Zeros in the place of `rows`, [S, width]."""
     return {
-        name: jnp.zeros((num_steps, num_slots, width), types.ACTION_FIELDS[name])
+        name: jnp.zeros((num_slots, width), types.ACTION_FIELDS[name])
         for name, width in record.widths(vocab_size).items()
     }
 
@@ -43,7 +43,7 @@ def rows(record: types.Record, logprobs: jax.Array, uniforms: jax.Array) -> Rows
     """The fields that `record` asks for, [S, width].
 
     Args:
-      logprobs: [S, V], of the distributions.
+      logprobs: [S, V], of the full distributions.
       uniforms: [S, M], of the auxiliary draws.
     """
     found: Rows = {}
