@@ -1,0 +1,136 @@
+"""Which requests of the service reach an engine, which one, and what happens when a client leaves.
+
+All of it runs on the service's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from jaxrl_single.sampler import engine as engine_lib
+from jaxrl_single.sampler import http_errors
+from jaxrl_single.weights import base as weights_base
+
+_RETRY_S = 1  # a chunk of decoding takes less
+
+
+class Router(Protocol):
+    """Who samples what.
+
+    Attributes:
+      following: the engine that follows the trainer's weights.
+    """
+
+    following: engine_lib.Engine
+
+    def engine_for(self, version: int | None) -> engine_lib.Engine:
+        """The engine that samples exactly this version; None = the following one. May take long.
+
+        Raises:
+          weights_base.InvalidWeights: there is no such version, or it must not be used.
+        """
+        ...
+
+    def load(self, version: int | None) -> int:
+        """Makes the following engine serve this version (None = the newest); returns it.
+
+        Raises:
+          weights_base.InvalidWeights: there is no such version, or it must not be used.
+          ValueError: it does not fit the model.
+        """
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Numbers since the start, by name."""
+        ...
+
+
+class Admission:
+    """Hands requests to engines, within limits.
+
+    A session may have one request in flight. If its client goes away, the session ends: its slot
+    is free at once.
+    """
+
+    def __init__(self, router: Router, *, max_waiting: int):
+        """Lets max_waiting requests wait for a slot."""
+        self._router = router
+        self._max_waiting = max_waiting
+        self._busy: set[str] = set()
+        # Sessions of pinned versions; an engine that the router drops takes its sessions along.
+        self._pinned: weakref.WeakValueDictionary[str, engine_lib.Engine] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @property
+    def num_in_flight(self) -> int:
+        """Sessions with an unfinished request."""
+        return len(self._busy)
+
+    async def engine_for(self, version: int | None) -> engine_lib.Engine:
+        """The engine of a request that is about to be submitted.
+
+        Raises:
+          ApiError: 400, no such version; 503, there are no weights yet.
+        """
+        if version is not None:
+            try:
+                return await asyncio.to_thread(self._router.engine_for, version)
+            except weights_base.InvalidWeights as error:
+                message = str(error)
+                raise http_errors.wrong(message, "policy_version", "invalid_weights") from None
+        engine = self._router.following
+        if engine.error is None and engine.version < 0:
+            message = "the sampler has no weights yet"
+            raise http_errors.ApiError(503, message, code="no_weights", retry_after_s=_RETRY_S)
+        return engine
+
+    @contextlib.contextmanager
+    def in_flight(
+        self, engine: engine_lib.Engine, sessions: Sequence[str], *, once: bool
+    ) -> Iterator[None]:
+        """While requests of these sessions are submitted and answered.
+
+        Args:
+          once: the sessions end with these requests. Others end only if the client goes away.
+
+        Raises:
+          ApiError: 409, a session has a request in flight; 429, too many requests wait.
+        """
+        self._refuse(engine, sessions)
+        self._busy.update(sessions)
+        if engine is not self._router.following:
+            self._pinned.update(dict.fromkeys(sessions, engine))
+        ended = once
+        try:
+            yield
+        except (asyncio.CancelledError, ConnectionError):
+            ended = True
+            raise
+        finally:
+            self._busy.difference_update(sessions)
+            for session in sessions if ended else ():
+                self.release(session)
+
+    def release(self, session: str) -> None:
+        """Ends the session, wherever it is; unknown ones are ignored."""
+        pinned = self._pinned.pop(session, None)
+        for engine in (self._router.following, pinned):
+            if engine is not None:
+                engine.release(session)
+
+    def _refuse(self, engine: engine_lib.Engine, sessions: Sequence[str]) -> None:
+        busy = self._busy.intersection(sessions)
+        if busy:
+            message = f"session {min(busy)!r} has an unfinished request; it may have one"
+            raise http_errors.ApiError(409, message, code="session_busy", retry_after_s=_RETRY_S)
+        waiting = engine.num_waiting
+        if waiting >= self._max_waiting:
+            message = f"{waiting} requests wait for a slot already; try again later"
+            raise http_errors.ApiError(
+                429, message, code="too_many_waiting", retry_after_s=_RETRY_S
+            )

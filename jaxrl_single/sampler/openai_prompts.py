@@ -1,0 +1,112 @@
+"""Prompts and messages of OpenAI's endpoints, as token ids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from jaxrl_single.sampler import fields as fields_lib
+from jaxrl_single.sampler import http_errors
+
+
+def of_completion(prompt: Any, text) -> list[list[int]]:
+    """Token ids of each prompt: a text, a list of ids, or a list of these.
+
+    Raises:
+      ApiError: 400, it is something else, is empty, or the text can't be encoded.
+    """
+    several = [prompt] if isinstance(prompt, str) or fields_lib.are_ids(prompt) else prompt
+    if not isinstance(several, list) or not several or several == [[]]:
+        raise _wrong_prompt(prompt)
+    found = []
+    for one in several:
+        if isinstance(one, str):
+            found.append(_encoded(one, text))
+        elif fields_lib.are_ids(one):
+            found.append(one)
+        else:
+            raise _wrong_prompt(prompt)
+        if not found[-1]:
+            raise http_errors.wrong("a prompt is empty; it needs at least one token", "prompt")
+    return found
+
+
+def of_chat(found: fields_lib.Fields, text) -> list[int]:
+    """Token ids of the messages (with the tools), in the model's chat template.
+
+    Raises:
+      ApiError: 400, a message or a tool is malformed, or the template refuses them.
+    """
+    messages = found.take("messages")
+    if not isinstance(messages, list) or not messages:
+        raise http_errors.wrong("messages must be a list of at least one message", "messages")
+    tools = found.take("tools")
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise http_errors.wrong("tools must be a list of objects", "tools")
+    choice = found.take("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise http_errors.wrong(
+            f"tool_choice = {choice!r:.80} is not supported; allowed are 'auto' and 'none'",
+            "tool_choice",
+        )
+    try:
+        return text.render(
+            [_message(number, message) for number, message in enumerate(messages)],
+            tools=tools if choice != "none" else None,
+            add_generation_prompt=found.boolean("add_generation_prompt", True),
+        )
+    except ValueError as error:
+        raise http_errors.wrong(f"messages: {error}", "messages") from None
+
+
+def _wrong_prompt(prompt: Any) -> http_errors.ApiError:
+    return http_errors.wrong(
+        f"prompt is {prompt!r:.80}, expected a text, a list of token ids, or a list of these",
+        "prompt",
+    )
+
+
+def _encoded(prompt: str, text) -> list[int]:
+    try:
+        return text.encode(prompt)
+    except ValueError as error:
+        raise http_errors.wrong(f"prompt: {error}", "prompt") from None
+
+
+def _message(number: int, message: Any) -> dict[str, Any]:
+    """In the form that chat templates read: text as one string, arguments of tools as objects."""
+    where = f"messages[{number}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise http_errors.wrong(f"{where} must be an object with a role", "messages")
+    found = {name: value for name, value in message.items() if value is not None}
+    content = found.get("content", "")
+    if isinstance(content, list):
+        content = "".join(_part(where, part) for part in content)
+    if not isinstance(content, str):
+        raise http_errors.wrong(f"{where}: content must be a text or a list of texts", "messages")
+    found["content"] = content
+    if "tool_calls" in found:
+        found["tool_calls"] = [_tool_call(where, call) for call in found["tool_calls"]]
+    return found
+
+
+def _part(where: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise http_errors.wrong(f"{where}: content may hold parts of type 'text' only", "messages")
+    if not isinstance(part.get("text"), str):
+        raise http_errors.wrong(f"{where}: a part has no text", "messages")
+    return part["text"]
+
+
+def _tool_call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise http_errors.wrong(f"{where}: a tool call has no function", "messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # the template shows what the model wrote instead
+            arguments = json.loads(arguments)
+    return call | {"function": function | {"arguments": arguments}}

@@ -1,0 +1,84 @@
+"""OpenAI's endpoints: one path from a body to its answer for completions and chat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from jaxrl_single.sampler import (
+    admission,
+    http_errors,
+    openai_answers,
+    openai_api,
+    openai_stream,
+)
+
+_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+
+class OpenAiRoutes:
+    """Handlers of /v1/*, for one model and its text."""
+
+    def __init__(self, admitted: admission.Admission, text, limits: openai_api.Limits):
+        self._admission = admitted
+        self._text = text
+        self._limits = limits
+
+    def routes(self) -> list[web.RouteDef]:
+        """To be added to an application."""
+        return [
+            web.get("/v1/models", self._models),
+            web.get("/v1/models/{model}", self._model),
+            web.post("/v1/completions", self._completions),
+            web.post("/v1/chat/completions", self._chat),
+        ]
+
+    async def _models(self, http: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._description()]})
+
+    async def _model(self, http: web.Request) -> web.Response:
+        openai_api.check_model(http.match_info["model"], self._limits)
+        return web.json_response(self._description())
+
+    async def _completions(self, http: web.Request) -> web.StreamResponse:
+        return await self._answer(http, openai_api.completion_call)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._answer(http, openai_api.chat_call)
+
+    async def _answer(
+        self, http: web.Request, parse: Callable[..., openai_api.Call]
+    ) -> web.StreamResponse:
+        call = parse(await http_errors.read_json(http), self._text, self._limits)
+        engine = await self._admission.engine_for(call.settings["policy_version"])
+        head = openai_answers.header(call, self._limits.model_name)
+        requests = call.requests()
+        sessions = [request.session for request in requests]
+        with self._admission.in_flight(engine, sessions, once=call.session_id is None):
+            if call.stream:
+                stream = openai_stream.Stream(self._text, call, head, engine, requests)
+                return await _send(http, stream)
+            completions = await asyncio.gather(
+                *[asyncio.wrap_future(engine.submit(request)) for request in requests]
+            )
+        return web.json_response(openai_answers.body(self._text, call, head, completions))
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "id": self._limits.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "jaxrl_single",
+        }
+
+
+async def _send(http: web.Request, stream: openai_stream.Stream) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_EVENTS)
+    await response.prepare(http)
+    async for event in stream.events():
+        await response.write(event)
+    await response.write_eof()
+    return response
