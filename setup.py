@@ -28,6 +28,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "import-linter>=2.1",
         "jaxtyping>=0.3",
+        "openai>=1.60",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
         "ruff>=0.9",

@@ -115,17 +115,25 @@ class CharChat:
         for token_id in token_ids:
             if token_id == self._end:
                 break
-            pieces.append(self._piece(token_id))
+            pieces.append(self.piece(token_id))
         return "".join(pieces)
 
     def action_ids(self, text: str) -> list[int]:
         """The pieces of the text, markers among them, and `<end>`; ValueError on unknown ones."""
-        return [*self._encode(_PIECE.findall(text), text), self._end]
+        return [*self.encode(text), self._end]
 
     def observation_text(self, token_ids: Sequence[int]) -> str:
         """The text without its markers."""
-        pieces = (self._piece(token_id) for token_id in token_ids)
+        pieces = (self.piece(token_id) for token_id in token_ids)
         return "".join(piece for piece in pieces if piece not in MARKERS)
+
+    def encode(self, text: str) -> list[int]:
+        """The pieces of the text, markers among them; ValueError on unknown ones."""
+        return self._encode(_PIECE.findall(text), text)
+
+    def piece(self, token_id: int) -> str:
+        """A marker or a character; ids out of the vocabulary show as `<id 99>`."""
+        return self._pieces.get(int(token_id), f"<id {int(token_id)}>")
 
     def _message(self, marker: str, text: str) -> list[int]:
         # Character by character: a marker spelled out in a question must not become a marker.
@@ -143,6 +151,3 @@ class CharChat:
                 )
             ids.append(token_id)
         return ids
-
-    def _piece(self, token_id: int) -> str:
-        return self._pieces.get(int(token_id), f"<id {int(token_id)}>")
