@@ -271,8 +271,14 @@ def _sampler() -> ConfigDict:
             "top_k": 16,  # likeliest tokens recorded per sampled token, for those that need them
             "record_experts": False,  # of each token; the trainer replays the choice (MoE models)
             "swap": "keep",  # keep: sequences in flight keep their cache | recompute: it is rebuilt
-            "devices": "",  # chips of the sampler, "4,5"; "cpu"; empty = second half
-            "memory_fraction": 0.45,  # of the memory of a GPU shared with the other process
+            "devices": "",  # chips of the samplers, "4,5"; "cpu"; empty = second half
+            "memory_fraction": 0.45,  # of the memory of a GPU shared with the trainer, in all
+            # The rest is for rollout.client = "http".
+            "num_processes": 1,  # samplers that the run starts; 0 = started by run.sampler only
+            "host": "127.0.0.1",  # to listen on; a host that others reach needs a token
+            "port": 0,  # of the first sampler, the next ones follow; 0 = any, see WORKDIR/samplers
+            "token_file": "",  # holds the bearer token; empty = JAXRL_SAMPLER_TOKEN, or no token
+            "max_waiting": 1024,  # requests that wait for a slot; more are told to come again
         }
     )
 
@@ -282,7 +288,10 @@ def _rollout() -> ConfigDict:
         {
             "temperature": 1.0,  # of training and evaluation
             "on_limit": "terminal",  # turn, token and context limits: terminal | bootstrap | mask
-            "max_in_flight": 40,  # episodes at once, at most sampler.num_slots
+            "max_in_flight": 40,  # episodes at once, at most the slots of all samplers
+            "client": "in_process",  # in_process: beside the engine | http: a process of its own
+            "sampler_urls": (),  # http: use these samplers instead of starting any
+            "sampler_patience_s": 600.0,  # http: a request that fails for so long fails the episode
             "max_attempts": 2,  # tries of a ticket whose episode failed with an error
             "max_consecutive_errors": 20,  # so many failed episodes in a row stop the run
         }

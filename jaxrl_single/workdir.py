@@ -8,6 +8,7 @@ status.json       where the run is now: `Status`
 metrics.jsonl     one line per stage and logged step
 evals.jsonl       one line per evaluation: `Eval`
 trajectories/     the store (store.py)
+samplers/         NAME.json: the URL of each sampler that listens
 tickets/          orders of the trainer to rollout
 weights/          published versions
 checkpoints/      one directory per stage
@@ -66,6 +67,7 @@ class Workdir:
         self.evals = self.root / "evals.jsonl"
         self.trajectories = self.root / "trajectories"
         self.tickets = self.root / "tickets"
+        self.samplers = self.root / "samplers"
         self.weights = self.root / "weights"
         self.checkpoints = self.root / "checkpoints"
         self.tensorboard = self.root / "tensorboard"
@@ -213,6 +215,17 @@ def is_running(paths: Workdir) -> bool:
     return False
 
 
+def is_alive(pid: int) -> bool:
+    """True while a process of this number lives on this machine; it may be another by now."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def write_bytes(path: pathlib.Path, data: bytes) -> None:
     """Writes a file under a temporary name beside it and renames it: whole or not at all.
 
@@ -233,7 +246,7 @@ def remove_temporaries(directory: pathlib.Path) -> list[pathlib.Path]:
     removed = []
     for path in _children(directory):
         owner = path.name.removeprefix(_TEMPORARY).partition("-")[0]
-        if path.name.startswith(_TEMPORARY) and owner.isdecimal() and not _alive(int(owner)):
+        if path.name.startswith(_TEMPORARY) and owner.isdecimal() and not is_alive(int(owner)):
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed
@@ -352,13 +365,3 @@ def _record(kind: type, record: Any, path: pathlib.Path) -> Any:
 
 def _children(directory: pathlib.Path) -> list[pathlib.Path]:
     return sorted(directory.iterdir()) if directory.is_dir() else []
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,8 +1,10 @@
-"""What trainer and sampler processes share: config, heartbeat, signals, readable errors."""
+"""What the processes of a run share: config, heartbeat, signals, readable errors."""
 
 from __future__ import annotations
 
 import logging
+import os
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import ml_collections
 
 from jaxrl_single import workdir
+from jaxrl_single.stages import rollouts
 from jaxrl_single.supervise import child
 
 Body = Callable[..., None]  # (config, paths, *, stopping, beat)
+_FOR_PEOPLE = (workdir.CannotWrite, workdir.BrokenFile)
 
 
-def run(name: str, root: str, body: Body) -> None:
+def run(
+    name: str, root: str, body: Body, *, for_people: tuple[type[Exception], ...] = _FOR_PEOPLE
+) -> None:
     """Runs a process of the run in `root`; exits with 0 when done or stopped, else with 1."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -24,7 +30,15 @@ def run(name: str, root: str, body: Body) -> None:
     paths = workdir.Workdir(root)
     heartbeat = child.start(paths, name)
     stopping = child.stop_on_signals()
-    sys.exit(guarded(body, load_config(paths), paths, stopping=stopping, beat=heartbeat.beat))
+    code = guarded(
+        body,
+        load_config(paths),
+        paths,
+        for_people=for_people,
+        stopping=stopping,
+        beat=heartbeat.beat,
+    )
+    sys.exit(code)
 
 
 def guarded(
@@ -32,21 +46,11 @@ def guarded(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
     *,
+    for_people: tuple[type[Exception], ...],
     stopping: Callable[[], bool],
     beat: Callable[[], None],
 ) -> int:
     """Exit code of `body`. Errors made for people are printed without a traceback."""
-    from jaxrl_single import checkpoint  # these import jax, which an entry point does late
-    from jaxrl_single.stages import gate, rl, rollouts
-
-    for_people = (
-        workdir.CannotWrite,
-        workdir.BrokenFile,
-        checkpoint.CheckpointError,
-        gate.GateFailed,
-        rl.Diverged,
-        rollouts.RolloutFailed,
-    )
     try:
         body(config, paths, stopping=stopping, beat=beat)
     except rollouts.Stopped:
@@ -55,6 +59,16 @@ def guarded(
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def cache_env() -> dict[str, str]:
+    """Compiled programs are kept between runs unless the user has said where or not at all."""
+    names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    default = str(pathlib.Path.home() / ".cache" / "jaxrl_single" / "jax")
+    return {
+        name: os.environ.get(name, value)
+        for name, value in zip(names, (default, "0.3"), strict=True)
+    }
 
 
 def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:

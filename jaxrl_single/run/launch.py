@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pathlib
 import sys
 
 import ml_collections
@@ -13,6 +12,7 @@ from jaxrl_single import workdir
 from jaxrl_single.envs import table as env_table
 from jaxrl_single.report import progress, summary
 from jaxrl_single.run import child_process
+from jaxrl_single.stages import addresses
 from jaxrl_single.supervise import check_config, child, devices, lock, processes, workdir_config
 
 _FOR_PEOPLE = (
@@ -103,24 +103,18 @@ def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
         sampler_devices=config.sampler.devices,
         trainer_memory=config.trainer.memory_fraction,
         sampler_memory=config.sampler.memory_fraction,
+        num_samplers=len(addresses.sampler_names(config)),
     )
 
 
 def _run_local(
     config: ml_collections.ConfigDict, paths: workdir.Workdir, plan: devices.DevicePlan
 ) -> int:
-    def program(name: str, env: dict[str, str], **fields) -> processes.Program:
-        argv = (sys.executable, "-m", f"jaxrl_single.run.{name}", f"--workdir={paths.root}")
-        return processes.Program(name, argv, env={**_cache_env(), **env}, **fields)
-
     section = config.supervisor
     display = progress.Display(paths)
     supervisor = processes.Supervisor(
         paths,
-        [
-            program("trainer", plan.trainer_env, main=True),
-            program("sampler", plan.sampler_env, max_restarts=section.max_restarts),
-        ],
+        _programs(config, paths, plan),
         heartbeat_s=section.heartbeat_s,
         stop_timeout_s=section.stop_timeout_s,
         tick=display.tick,
@@ -133,8 +127,28 @@ def _run_local(
     return outcome.exit_code
 
 
+def _programs(
+    config: ml_collections.ConfigDict, paths: workdir.Workdir, plan: devices.DevicePlan
+) -> list[processes.Program]:
+    """The trainer, the samplers of this run, and the rollout if it is not beside the sampler."""
+    max_restarts = config.supervisor.max_restarts
+
+    def program(name: str, module: str, *flags: str, **fields) -> processes.Program:
+        argv = (sys.executable, "-m", f"jaxrl_single.run.{module}", f"--workdir={paths.root}")
+        env = {**child_process.cache_env(), **fields.pop("env", {})}
+        return processes.Program(name, (*argv, *flags), env=env, **fields)
+
+    programs = [program("trainer", "trainer", env=plan.trainer_env, main=True)]
+    for name, env in zip(addresses.sampler_names(config), plan.sampler_envs, strict=True):
+        flag = f"--name={name}"
+        programs.append(program(name, "sampler", flag, env=env, max_restarts=max_restarts))
+    if config.rollout.client == "http":
+        programs.append(program("rollout", "rollout", max_restarts=max_restarts))
+    return programs
+
+
 def _run_sync(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> int:
-    os.environ.update(_cache_env())
+    os.environ.update(child_process.cache_env())
     from jaxrl_single.stages import trainer_process  # imports jax
 
     # The screen belongs to the display; there is no second process with a log file of its own.
@@ -146,16 +160,7 @@ def _run_sync(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> int:
             trainer_process.run,
             config,
             paths,
+            for_people=trainer_process.FOR_PEOPLE,
             stopping=child.stop_on_signals(),
             beat=display.tick,
         )
-
-
-def _cache_env() -> dict[str, str]:
-    """Compiled programs are kept between runs unless the user has said where or not at all."""
-    names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    default = str(pathlib.Path.home() / ".cache" / "jaxrl_single" / "jax")
-    return {
-        name: os.environ.get(name, value)
-        for name, value in zip(names, (default, "0.3"), strict=True)
-    }

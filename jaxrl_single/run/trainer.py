@@ -11,7 +11,9 @@ def main(argv: list[str]) -> None:
     del argv
     from jaxrl_single.stages import trainer_process  # imports jax
 
-    child_process.run("trainer", _WORKDIR.value, trainer_process.run)
+    child_process.run(
+        "trainer", _WORKDIR.value, trainer_process.run, for_people=trainer_process.FOR_PEOPLE
+    )
 
 
 if __name__ == "__main__":

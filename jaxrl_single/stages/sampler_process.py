@@ -1,60 +1,63 @@
-"""The sampler process: an engine that follows the trainer's weights, with the rollout beside it."""
+"""The sampler process: an engine that follows the trainer's weights, for rollouts here or apart.
+
+With `rollout.client = "in_process"` the rollout runs beside the engine; with "http" the process
+serves requests over HTTP, as one of several if need be.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import collections
+import functools
 import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import ml_collections
 
-from jaxrl_single import store as store_lib
 from jaxrl_single import types, workdir
-from jaxrl_single.data import ticket_files
 from jaxrl_single.models import api
-from jaxrl_single.rollout import client, scheduler
+from jaxrl_single.sampler import access
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler import local_client
-from jaxrl_single.stages import build
+from jaxrl_single.stages import addresses, build, rollout_process
+from jaxrl_single.stages import engines as engines_lib
 from jaxrl_single.stages import world as world_lib
-from jaxrl_single.weights import base as weights_base
 from jaxrl_single.weights import filesystem
 
 _FOLLOW_S = 0.02  # between looks for new weights
 _STATS_S = 1.0  # between two writings of the sampler's numbers
-_PINNED_ENGINES = 2  # versions under evaluation whose weights are held at once
 _log = logging.getLogger(__name__)
+
+
+class CannotListen(RuntimeError):
+    """The sampler's address is not to be had; the message says which and what to do."""
+
+
+FOR_PEOPLE = (workdir.CannotWrite, workdir.BrokenFile, CannotListen)
 
 
 def run(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
     *,
+    name: str,
     stopping: Callable[[], bool],
     beat: Callable[[], None],
 ) -> None:
     """Serves until `stopping()`.
 
+    Args:
+      name: of this process among those of the run.
+
     Raises:
       RuntimeError: the engine failed.
+      ValueError: the trainer's weights do not fit the model of the config.
     """
-    world = world_lib.make(config)
-    policy, _ = build.models(config, world.language.vocab_size)
-    run_id = workdir.run_id_of(paths)
-    weights = filesystem.FileWeights(weights_directory(config, paths), run_id)
-    store = store_lib.TrajectoryStore(paths.trajectories, run_id)
-    engines = Engines(config, policy, weights)
+    engines = _make_engines(config, paths)
     try:
-        asyncio.run(
-            _serve(
-                config, world, engines, store, paths, run_id=run_id, stopping=stopping, beat=beat
-            )
-        )
+        asyncio.run(_serve(config, paths, engines, name, stopping=stopping, beat=beat))
     finally:
         engines.stop()
 
@@ -92,130 +95,128 @@ def make_engine(
 
 
 def read_stats(paths: workdir.Workdir) -> dict[str, float]:
-    """The sampler's newest numbers by metric name; empty in sync mode."""
-    started = workdir.read_json(paths.processes) or {"children": {}}
-    if "sampler" not in started["children"]:
+    """The samplers' newest numbers by metric name, together; empty in sync mode."""
+    started = (workdir.read_json(paths.processes) or {"children": {}})["children"]
+    samplers = [name for name in started if name.partition("-")[0] == "sampler"]
+    if not samplers:
         return {}
-    restarts = {"sampler/restarts": started["children"]["sampler"]["restarts"]}
-    return restarts | (workdir.read_json(_stats_file(paths)) or {})
+    restarts = {"sampler/restarts": sum(started[name]["restarts"] for name in samplers)}
+    found = [workdir.read_json(_stats_file(paths, name)) for name in samplers]
+    return restarts | _together([numbers for numbers in found if numbers])
 
 
-class Engines:
-    """The engine that follows the trainer, and one for each version under evaluation."""
-
-    def __init__(
-        self,
-        config: ml_collections.ConfigDict,
-        policy: api.Policy,
-        weights: weights_base.WeightStore,
-    ):
-        """Compiles with random weights, while the trainer still makes the first version."""
-        self._config = config
-        self._policy = policy
-        self._weights = weights
-        params = policy.init(jax.random.key(config.seed))
-        self.following = make_engine(config, policy, params, -1, record=build.record(config))
-        self.following.warm_up()
-        self.following.start()
-        self._pinned: collections.OrderedDict[int, engine_lib.Engine] = collections.OrderedDict()
-
-    def follow(self) -> None:
-        """Loads the newest version if it is newer than the one that serves.
-
-        A version that must not be used is reported, and the old one goes on serving.
-        """
-        newest = self._weights.latest()
-        if newest is None or newest <= self.following.version:
-            return
-        try:
-            params, _ = self._weights.fetch(newest)
-        except weights_base.InvalidWeights as error:
-            _log.warning("weights are not used: %s", error)
-            return
-        self.following.load_weights(newest, params)
-
-    def client_for(self, ticket: types.Ticket) -> client.SamplerClient:
-        """The sampler of a ticket: pinned to its version, or following."""
-        if ticket.policy_version is None:
-            return local_client.LocalClient(self.following)
-        return local_client.LocalClient(self._at(ticket.policy_version))
-
-    def check(self) -> None:
-        """Raises what ended an engine."""
-        for engine in (self.following, *self._pinned.values()):
-            if engine.error is not None:
-                raise RuntimeError("the sampler engine failed") from engine.error
-
-    def stats(self) -> dict[str, float]:
-        """By the names of metrics/names.py, since the start of this process."""
-        found = self.following.stats()
-        return {
-            "sampler/compilations": found["compilations"],
-            "sampler/swaps": found["swaps"],
-            "sampler/swap_s": found["swap_seconds"] / max(1, found["swaps"]),
-            "sampler/active_slots": found["active_slots"],
-            "speed/sampler_tokens_per_s": found["tokens"] / max(1e-9, found["busy_seconds"]),
-        }
-
-    def stop(self) -> None:
-        for engine in (self.following, *self._pinned.values()):
-            engine.stop()
-
-    def _at(self, version: int) -> engine_lib.Engine:
-        if version not in self._pinned:
-            params, _ = self._weights.fetch(version)
-            while len(self._pinned) >= _PINNED_ENGINES:
-                self._pinned.popitem(last=False)[1].stop()
-            engine = make_engine(self._config, self._policy, params, version)
-            engine.start()
-            self._pinned[version] = engine
-        self._pinned.move_to_end(version)
-        return self._pinned[version]
+def _make_engines(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> engines_lib.Engines:
+    """Compiles with random weights, while the trainer still makes the first version."""
+    policy, _ = build.models(config, world_lib.make(config).language.vocab_size)
+    weights = filesystem.FileWeights(weights_directory(config, paths), workdir.run_id_of(paths))
+    params = policy.init(jax.random.key(config.seed))
+    following = make_engine(config, policy, params, -1, record=build.record(config))
+    following.warm_up()
+    following.start()
+    return engines_lib.Engines(following, functools.partial(make_engine, config, policy), weights)
 
 
 async def _serve(
     config: ml_collections.ConfigDict,
-    world: world_lib.World,
-    engines: Engines,
-    store: store_lib.TrajectoryStore,
     paths: workdir.Workdir,
+    engines: engines_lib.Engines,
+    name: str,
     *,
-    run_id: str,
     stopping: Callable[[], bool],
     beat: Callable[[], None],
 ) -> None:
-    loop = scheduler.Scheduler(
-        sink=store.write,
-        make_env=world.make_env,
-        client_for=engines.client_for,
-        chat=world.language,
-        limits=world.limits,
-        max_in_flight=config.rollout.max_in_flight,
-        heartbeat=beat,
-        tickets=ticket_files.FileTickets(paths.tickets, run_id),
-    )
-    follower = asyncio.create_task(_follow(engines, paths))
+    follower = asyncio.create_task(_follow(engines, paths, name))
+
+    def ended() -> bool:
+        return stopping() or follower.done()
+
     try:
-        while engines.following.version < 0 and not stopping() and not follower.done():
+        while engines.following.version < 0 and not ended():
             beat()
             await asyncio.sleep(_FOLLOW_S)
-        await loop.run(lambda: stopping() or follower.done())
+        if config.rollout.client == "http":
+            await _serve_http(config, paths, engines, name, ended=ended, beat=beat)
+        else:
+            world = world_lib.make(config)
+            await rollout_process.make_scheduler(
+                config, paths, world, engines.client_for, beat=beat
+            ).run(ended)
         if follower.done():
             follower.result()
     finally:
         follower.cancel()
 
 
-async def _follow(engines: Engines, paths: workdir.Workdir) -> None:
+async def _serve_http(
+    config: ml_collections.ConfigDict,
+    paths: workdir.Workdir,
+    engines: engines_lib.Engines,
+    name: str,
+    *,
+    ended: Callable[[], bool],
+    beat: Callable[[], None],
+) -> None:
+    from jaxrl_single.envs import chat_text
+    from jaxrl_single.sampler import server as server_lib
+
+    server = server_lib.Server(
+        engines,
+        chat_text.CharText(world_lib.make(config).language),
+        host=config.sampler.host,
+        port=addresses.port(config, name),
+        token=access.read_token(config.sampler.token_file),
+        max_waiting=config.sampler.max_waiting,
+        max_tokens_limit=config.env.max_tokens,
+        model_name=config.model.size,
+        max_top_logprobs=build.record(config).topk,
+    )
+    try:
+        await server.start()
+    except OSError as error:
+        raise CannotListen(
+            f"{name} can't listen on {config.sampler.host}:{server.port} ({error}); choose another "
+            "sampler.host or sampler.port; port 0 takes any free one"
+        ) from error
+    try:
+        url = addresses.announce(paths, name, host=config.sampler.host, port=server.port)
+        _log.info("%s listens on %s", name, url)
+        while not ended():
+            beat()
+            await asyncio.sleep(_FOLLOW_S)
+    finally:
+        addresses.withdraw(paths, name)
+        await server.close()
+
+
+async def _follow(engines: engines_lib.Engines, paths: workdir.Workdir, name: str) -> None:
     next_stats = 0.0
     while True:
         await asyncio.to_thread(engines.follow)
         engines.check()
         if time.monotonic() >= next_stats:
-            workdir.write_json(_stats_file(paths), engines.stats())
+            workdir.write_json(_stats_file(paths, name), engines.stats())
             next_stats = time.monotonic() + _STATS_S
         await asyncio.sleep(_FOLLOW_S)
 
 
-def _stats_file(paths: workdir.Workdir) -> pathlib.Path:
-    return paths.logs / "sampler.json"
+def _together(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Numbers of several samplers, by the names of metrics/names.py."""
+    if not found:
+        return {}
+
+    def total(name: str) -> float:
+        return sum(numbers[name] for numbers in found)
+
+    return {
+        "sampler/compilations": total("compilations"),
+        "sampler/swaps": total("swaps"),
+        "sampler/swap_s": total("swap_seconds") / max(1, total("swaps")),
+        "sampler/active_slots": total("active_slots"),
+        "speed/sampler_tokens_per_s": sum(
+            numbers["tokens"] / max(1e-9, numbers["busy_seconds"]) for numbers in found
+        ),
+    }
+
+
+def _stats_file(paths: workdir.Workdir, name: str) -> pathlib.Path:
+    return paths.logs / f"{name}.json"

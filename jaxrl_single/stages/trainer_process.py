@@ -38,6 +38,14 @@ from jaxrl_single.trainer import compilations, score
 from jaxrl_single.trainer import state as state_lib
 from jaxrl_single.weights import filesystem
 
+FOR_PEOPLE = (
+    workdir.CannotWrite,
+    workdir.BrokenFile,
+    checkpoint_lib.CheckpointError,
+    gate.GateFailed,
+    rl.Diverged,
+    rollouts.RolloutFailed,
+)
 _log = logging.getLogger(__name__)
 _GATE_EPISODES = 16
 

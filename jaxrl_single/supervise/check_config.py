@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from jaxrl_single.models import config as model_config
+from jaxrl_single.sampler import access
 from jaxrl_single.supervise import workdir_config
 
 CHOICES = {
     "mode": ("local", "sync"),
     "sampler.swap": ("keep", "recompute"),
+    "rollout.client": ("in_process", "http"),
     "rollout.on_limit": ("terminal", "bootstrap", "mask"),
     "model.dtype": ("float32", "bfloat16"),
     "policy_optimizer.decay": ("linear", "cosine"),
@@ -33,6 +35,8 @@ POSITIVE = (
     "sampler.prefill_rows",
     "rollout.temperature",
     "rollout.max_in_flight",
+    "rollout.sampler_patience_s",
+    "sampler.max_waiting",
     "rollout.max_attempts",
     "rollout.max_consecutive_errors",
     "eval.num_tasks",
@@ -51,6 +55,8 @@ NOT_NEGATIVE = (
     "sync.lag",
     "eval.every_steps",
     "supervisor.max_restarts",
+    "sampler.num_processes",
+    "sampler.port",
 )
 
 
@@ -60,9 +66,17 @@ class ConfigError(ValueError):
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError with all problems at once, each with the field and what is allowed."""
-    problems = [*_finite(config), *_ranges(config), *_batch_sizes(config), *_contradictions(config)]
+    parts = (_finite, _ranges, _batch_sizes, _processes, _contradictions)
+    problems = [problem for part in parts for problem in part(config)]
     if problems:
         raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def check_service(config: ConfigDict) -> None:
+    """The same for what a sampler needs to listen."""
+    problems = list(_service(config))
+    if problems:
+        raise ConfigError("the sampler can't listen:\n" + "\n".join(f"  {p}" for p in problems))
 
 
 def _field(config: ConfigDict, path: str):
@@ -121,13 +135,46 @@ def _batch_sizes(config: ConfigDict) -> Iterator[str]:
         yield "batch.num_trajectories must be a multiple of rl.group_size"
 
 
+def _processes(config: ConfigDict) -> Iterator[str]:
+    rollout, sampler = config.rollout, config.sampler
+    http = rollout.client == "http"
+    if http and config.mode == "sync":
+        yield "rollout.client is http, and mode=sync is one process; use rollout.client=in_process"
+    if not http and (sampler.num_processes != 1 or rollout.sampler_urls):
+        yield (
+            f"sampler.num_processes is {sampler.num_processes} and rollout.sampler_urls "
+            f"{list(rollout.sampler_urls)}, which need rollout.client=http"
+        )
+    for url in rollout.sampler_urls:
+        if not str(url).startswith(("http://", "https://")):
+            yield f"rollout.sampler_urls holds {url!r}, expected http://HOST:PORT"
+    # Without a number of samplers, or with samplers of others, nobody knows the slots.
+    count = 0 if rollout.sampler_urls else sampler.num_processes
+    if http and count:
+        yield from _service(config)
+    if count and rollout.max_in_flight > sampler.num_slots * count:
+        yield (
+            f"rollout.max_in_flight ({rollout.max_in_flight}) exceeds sampler.num_slots "
+            f"({sampler.num_slots}) of {count} sampler(s): an episode keeps its slot between turns"
+        )
+
+
+def _service(config: ConfigDict) -> Iterator[str]:
+    host, path = config.sampler.host, config.sampler.token_file
+    try:
+        token = access.read_token(path)
+    except (OSError, ValueError) as error:
+        yield f"sampler.token_file is {path!r}: {error}"
+        return
+    if token is None and not access.is_loopback(host):
+        yield (
+            f"sampler.host is {host!r}, which others can reach, so it needs a secret: put one into "
+            f"sampler.token_file or {access.TOKEN_VARIABLE}, or listen on 127.0.0.1"
+        )
+
+
 def _contradictions(config: ConfigDict) -> Iterator[str]:
     env, sampler = config.env, config.sampler
-    if config.rollout.max_in_flight > sampler.num_slots:
-        yield (
-            f"rollout.max_in_flight ({config.rollout.max_in_flight}) exceeds sampler.num_slots "
-            f"({sampler.num_slots}): an episode keeps its slot between turns"
-        )
     if config.sync.lag > config.rl.max_staleness:
         yield (
             f"sync.lag ({config.sync.lag}) exceeds rl.max_staleness ({config.rl.max_staleness}): "

@@ -39,7 +39,7 @@ class Heartbeat:
 
 
 def start(paths: workdir.Workdir, name: str) -> Heartbeat:
-    """Prepares this process, `name` being "trainer" or "sampler".
+    """Prepares this process, `name` being its name in logs/.
 
     It ends with its parent; a crash of the interpreter and STACKS_SIGNAL print stacks into the
     log. Does nothing but the heartbeat when no supervisor started this process.

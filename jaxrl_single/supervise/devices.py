@@ -1,9 +1,9 @@
 """Who gets which accelerator: environment variables, set before a child imports jax.
 
-CPU: both processes share the cores. Several GPUs or TPU chips: `trainer.devices` and
-`sampler.devices` name the chips of each. One GPU: both share it, each with its memory fraction.
-One TPU chip can be held by one process only: the sampler goes to the CPU when its devices are
-"cpu", else the run falls back to `sync`.
+CPU: all processes share the cores. Several GPUs or TPU chips: `trainer.devices` and
+`sampler.devices` name the chips of each side; several samplers deal theirs out. One GPU: all share
+it, each with its memory fraction. One TPU chip can be held by one process only: the samplers go to
+the CPU when their devices are "cpu", else the run falls back to `sync`.
 """
 
 import dataclasses
@@ -23,13 +23,14 @@ class DevicePlan:
 
     Attributes:
       mode: "local", or "sync" when two processes can't share what there is.
-      trainer_env, sampler_env: variables to add to the environment of each process.
+      trainer_env: variables to add to the environment of the trainer.
+      sampler_envs: the same for each sampler.
       message: one line for people.
     """
 
     mode: str
     trainer_env: dict[str, str]
-    sampler_env: dict[str, str]
+    sampler_envs: tuple[dict[str, str], ...]
     message: str
 
 
@@ -54,37 +55,59 @@ def plan(
     sampler_devices: str,
     trainer_memory: float,
     sampler_memory: float,
+    num_samplers: int = 1,
 ) -> DevicePlan:
-    """Splits `count` chips of a platform between trainer and sampler.
+    """Splits `count` chips of a platform between trainer and samplers.
+
+    Args:
+      mode: of the config, "local" or "sync".
+      trainer_memory, sampler_memory: fractions of one GPU that is shared; all samplers together.
+      num_samplers: processes of this run; 0 = they are elsewhere, and the trainer takes all.
 
     Raises:
-      DeviceError: chips named twice, chips that don't exist, or only one side named.
+      DeviceError: chips named twice, chips that don't exist, only one side named, or fewer chips
+        than samplers.
     """
+    nothing = ({},) * num_samplers
     if mode == "sync" or platform == "cpu":
         where = "CPU" if platform == "cpu" else f"{platform.upper()}, one process"
-        return DevicePlan(mode, {}, {}, f"devices: {where}")
+        return DevicePlan(mode, {}, nothing, f"devices: {where}")
+    if num_samplers == 0:
+        message = f"devices: trainer on {count} {platform.upper()}, samplers elsewhere"
+        return DevicePlan(mode, {}, (), message)
     if sampler_devices == "cpu":
         message = f"devices: trainer on {count} {platform.upper()}, sampler on CPU"
-        return DevicePlan(mode, {}, {"JAX_PLATFORMS": "cpu"}, message)
+        return DevicePlan(mode, {}, ({"JAX_PLATFORMS": "cpu"},) * num_samplers, message)
     if count == 1:
-        return _share_one(platform, trainer_memory, sampler_memory)
+        return _share_one(platform, trainer_memory, sampler_memory, num_samplers)
     trainer, sampler = _split(count, trainer_devices, sampler_devices)
     variable = VISIBLE[platform]
     return DevicePlan(
         mode,
         {variable: trainer},
-        {variable: sampler},
+        tuple({variable: chips} for chips in _deal(sampler.split(","), num_samplers)),
         f"devices: {platform.upper()} {trainer} for the trainer, {sampler} for the sampler",
     )
 
 
-def _share_one(platform: str, trainer_memory: float, sampler_memory: float) -> DevicePlan:
+def _deal(chips: list[str], num_samplers: int) -> list[str]:
+    if len(chips) < num_samplers:
+        raise DeviceError(
+            f"sampler.num_processes is {num_samplers}, and there are {len(chips)} devices for "
+            f"samplers ({', '.join(chips)}); start fewer, or give sampler.devices more"
+        )
+    return [",".join(chips[number::num_samplers]) for number in range(num_samplers)]
+
+
+def _share_one(
+    platform: str, trainer_memory: float, sampler_memory: float, num_samplers: int
+) -> DevicePlan:
     if platform == "tpu":
         message = (
             "devices: one TPU chip serves one process only, so this run falls back to mode=sync; "
             "set sampler.devices=cpu to stay asynchronous"
         )
-        return DevicePlan("sync", {}, {}, message)
+        return DevicePlan("sync", {}, ({},) * num_samplers, message)
     if trainer_memory + sampler_memory > 1:
         raise DeviceError(
             f"trainer.memory_fraction + sampler.memory_fraction = "
@@ -92,7 +115,8 @@ def _share_one(platform: str, trainer_memory: float, sampler_memory: float) -> D
         )
     name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     message = f"devices: one GPU shared, memory {trainer_memory} trainer, {sampler_memory} sampler"
-    return DevicePlan("local", {name: str(trainer_memory)}, {name: str(sampler_memory)}, message)
+    sampler_env = {name: str(sampler_memory / num_samplers)}
+    return DevicePlan("local", {name: str(trainer_memory)}, (sampler_env,) * num_samplers, message)
 
 
 def _split(count: int, trainer_devices: str, sampler_devices: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def reclaim(paths: workdir.Workdir) -> list[str]:
         if members:
             pids = ", ".join(str(member["pid"]) for member in members)
             done.append(f"ended what an earlier run left of its {name}: {pids}")
-    for directory in (paths.root, paths.logs, paths.tickets):
+    for directory in (paths.root, paths.logs, paths.tickets, paths.samplers):
         for path in workdir.remove_temporaries(directory):
             done.append(f"removed the half-written {path.relative_to(paths.root)}")
     for path in paths.logs.glob("*.heartbeat"):

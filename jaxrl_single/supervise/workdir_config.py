@@ -19,6 +19,14 @@ FREE_FIELDS = (
     "trainer.memory_fraction",
     "sampler.devices",
     "sampler.memory_fraction",
+    "sampler.num_processes",
+    "sampler.host",
+    "sampler.port",
+    "sampler.token_file",
+    "sampler.max_waiting",
+    "rollout.client",
+    "rollout.sampler_urls",
+    "rollout.sampler_patience_s",
     "checkpoint.every_steps",
     "checkpoint.keep",
     "weights.directory",
@@ -27,6 +35,17 @@ FREE_FIELDS = (
     "supervisor.max_restarts",
     "supervisor.heartbeat_s",
     "supervisor.stop_timeout_s",
+)
+# Further fields in which samplers of one run may differ: their sizes, which only change rounding.
+SAMPLER_FIELDS = (
+    "sampler.num_slots",
+    "sampler.decode_chunk",
+    "sampler.page_size",
+    "sampler.cache_tokens",
+    "sampler.prefill_pages",
+    "sampler.max_fed_tokens",
+    "sampler.prefix_cache",
+    "rollout.max_in_flight",
 )
 _MISSING = "(no such field)"
 
@@ -56,7 +75,7 @@ def check(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
         workdir.write_json(paths.config, new)
         return []
     before, now = flatten(saved), flatten(new)
-    changed = [name for name in sorted({*before, *now}) if _differ(before, now, name)]
+    changed = _changed(before, now)
     refused = [name for name in changed if not _allowed(before, now, name)]
     if refused:
         listing = "\n".join(f"  {_line(before, now, name)}" for name in refused)
@@ -70,6 +89,24 @@ def check(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
     return [_line(before, now, name) for name in changed]
 
 
+def check_sampler(paths: workdir.Workdir, config: Mapping[str, Any]) -> None:
+    """Refuses a config for a further sampler of this run that could not stand in for its own.
+
+    Raises:
+      WorkdirConflict: a field differs that is neither free nor one of `SAMPLER_FIELDS`.
+    """
+    before, now = flatten(workdir.read_json(paths.config)), flatten(workdir.plain(config))
+    free = FREE_FIELDS + SAMPLER_FIELDS
+    refused = [name for name in _changed(before, now) if name not in free]
+    if refused:
+        listing = "\n".join(f"  {_line(before, now, name)}" for name in refused)
+        raise WorkdirConflict(
+            f"a sampler for {paths.root} needs the config of that run. "
+            f"Of the run -> as given now:\n{listing}\n"
+            f"Leave --config out to take that of the run. Free for a sampler: {', '.join(free)}"
+        )
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"rl.num_steps": 150, ...} of a nested dict; an empty dict stays a value."""
     flat = {}
@@ -79,6 +116,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [name for name in sorted({*before, *now}) if _differ(before, now, name)]
 
 
 def _differ(before: dict[str, Any], now: dict[str, Any], name: str) -> bool:

@@ -15,6 +15,10 @@ def test_the_base_config_is_valid():
         ("rollout.temperature", 0.0, "greater than 0"),
         ("env.max_tokens", 500, "exceeds batch.row_length"),
         ("rollout.max_in_flight", 65, "exceeds sampler.num_slots"),
+        ("rollout.client", "grpc", "allowed are in_process, http"),
+        ("sampler.num_processes", 2, "need rollout.client=http"),
+        ("rollout.sampler_urls", ("http://a:1",), "need rollout.client=http"),
+        ("sampler.port", -1, "must not be negative"),
         ("sync.lag", 5, "exceeds rl.max_staleness"),
         ("batch.row_buckets", (48,), "multiple of"),
         ("rl.max_staleness", 0, "use mode=sync"),
@@ -29,6 +33,32 @@ def test_a_bad_value_is_named_with_what_is_allowed(path, value, words):
     with pytest.raises(check_config.ConfigError, match=words) as error:
         check_config.check(config)
     assert path in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("mode", "sync", "mode=sync is one process"),
+        ("rollout.sampler_urls", ("localhost:80",), "expected http://HOST:PORT"),
+        ("rollout.max_in_flight", 81, r"\(40\) of 2 sampler"),
+    ],
+)
+def test_what_does_not_go_with_samplers_over_http(path, value, words):
+    config = common.base()
+    config.rollout.client, config.sampler.num_processes = "http", 2
+    config.rollout.max_in_flight = 80
+    check_config.check(config)
+    section, _, name = path.rpartition(".")
+    (config[section] if section else config)[name] = value
+    with pytest.raises(check_config.ConfigError, match=words):
+        check_config.check(config)
+
+
+def test_samplers_of_others_may_have_any_number_of_slots():
+    config = common.base()
+    config.rollout.update({"client": "http", "max_in_flight": 500})
+    config.rollout.sampler_urls = ("http://a:1",)
+    check_config.check(config)
 
 
 def test_experts_are_recorded_of_mixtures_only():
