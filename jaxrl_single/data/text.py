@@ -1,0 +1,248 @@
+"""Text of a checkpoint: its tokenizer and its chat template, as transformers and vLLM apply them.
+
+Text becomes ids once, on its way in. What a policy sampled stays ids; `decode` is for people,
+stop strings and answers of a service, and nothing turns its result into ids again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import tokenizers
+
+from jaxrl_single.models import hf_config
+
+Message = Mapping[str, Any]
+
+_DEFAULT = "default"
+_TOOL_USE = "tool_use"  # name of a template that is meant for messages with tools
+
+
+class Text(Protocol):
+    """Between text and token ids.
+
+    Attributes:
+      vocab_size: ids are below it; a model's embedding may have more rows.
+      stop_token_ids: a generation ends with one of these.
+    """
+
+    vocab_size: int
+    stop_token_ids: tuple[int, ...]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain prompt, with what the tokenizer puts around one (often nothing)."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of ids; never fails, whatever was sampled. Special tokens show on request."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Ids of a conversation, up to where the assistant goes on.
+
+        Args:
+          messages: {"role", "content", ...}.
+          tools: JSON schemas of the functions that the model may call.
+          add_generation_prompt: end with the beginning of an assistant's message.
+
+        Raises:
+          ValueError: there is no chat template, or it refuses these messages.
+        """
+        ...
+
+
+class HfText:
+    """A `Text` of the tokenizer files in a checkpoint's directory."""
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        stop_token_ids: tuple[int, ...] = (),
+        templates: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        where: str = "the tokenizer",
+    ):
+        """Wraps a tokenizer.
+
+        Args:
+          templates: chat templates (Jinja) by name; "default" is used, "tool_use" with tools.
+          special_tokens: what templates see by name, such as eos_token.
+          where: it comes from, for messages.
+
+        Raises:
+          ValueError: a template is not in order.
+        """
+        self._tokenizer = tokenizer
+        self._where = where
+        self._special_tokens = dict(special_tokens or {})
+        self._templates = {
+            name: _compiled(source, f"{where}, chat template {name!r}")
+            for name, source in (templates or {}).items()
+        }
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.stop_token_ids = stop_token_ids
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike) -> HfText:
+        """Reads tokenizer.json, the chat template and the stop tokens of a checkpoint.
+
+        The template is that of chat_template.jinja, else of tokenizer_config.json. The stop tokens
+        are those of generation_config.json or config.json, else the tokenizer's eos_token.
+
+        Raises:
+          ValueError: a file is missing or not in order.
+        """
+        directory = pathlib.Path(directory)
+        tokenizer = _tokenizer(directory / "tokenizer.json")
+        path = directory / "tokenizer_config.json"
+        config = hf_config.read_object(path) if path.exists() else {}
+        special = _special_tokens(config)
+        stop = hf_config.stop_token_ids(directory)
+        eos = tokenizer.token_to_id(special.get("eos_token", ""))
+        if not stop and eos is not None:
+            stop = (eos,)
+        return cls(
+            tokenizer,
+            stop_token_ids=stop,
+            templates=_templates(directory, config),
+            special_tokens=special,
+            where=str(directory),
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """See `Text.encode`. A special token that is spelled out becomes that token."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """See `Text.decode`; ids outside of the vocabulary give nothing."""
+        known = [int(i) for i in ids if 0 <= i < self.vocab_size]
+        return self._tokenizer.decode(known, skip_special_tokens=not keep_special)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """See `Text.render`. Special tokens spelled out in a message become such tokens."""
+        template = self._template(tools)
+        seen = self._special_tokens | {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,  # templates ask whether there are any
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = template.render(seen)
+        # A template is a program of others: wrong messages end it in many ways.
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ValueError(
+                f"{self._where}: the chat template refuses these messages: {error}"
+            ) from error
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+        for name in (*([_TOOL_USE] if tools else []), _DEFAULT):
+            if name in self._templates:
+                return self._templates[name]
+        raise ValueError(
+            f"{self._where}: there is no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json); give prompts as text or token ids"
+        )
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}, which marks for training what it contains."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _compiled(source: str, where: str) -> jinja2.Template:
+    """A chat template; what it can do and see is what transformers gives it."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"{where}, line {error.lineno}: {error.message}") from error
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; Jinja's own filter writes < > & ' for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tokenizer(path: pathlib.Path) -> tokenizers.Tokenizer:
+    if not path.exists():
+        raise ValueError(
+            f"{path.parent} holds no {path.name}; other forms of tokenizers are not read, "
+            "convert them with save_pretrained of transformers"
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path}: not a tokenizer ({error})") from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The entries NAME_token of tokenizer_config.json: a text, or an object that holds it."""
+    found = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def _templates(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, str]:
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        templates = {entry["name"]: entry["template"] for entry in found}
+    else:
+        templates = {_DEFAULT: found} if isinstance(found, str) else {}
+    files = {_DEFAULT: directory / "chat_template.jinja"}
+    files |= {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
+    for name, path in files.items():
+        if path.exists():
+            templates[name] = path.read_text(encoding="utf-8")
+    return templates

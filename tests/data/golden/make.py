@@ -1,0 +1,110 @@
+"""Makes a small tokenizer with a chat template, and what transformers makes of texts with it.
+
+    python tests/data/golden/make.py
+
+Needs transformers. The outputs are committed, so the tests need nothing but them.
+"""
+
+import json
+import pathlib
+
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+HERE = pathlib.Path(__file__).parent / "chat"
+TEMPLATE = """\
+{%- if tools %}
+<|begin|>tools
+    {% for tool in tools %}
+{{ tool | tojson }}
+    {% endfor %}
+<|end|>
+{% endif %}
+{% for message in messages %}
+    {% if message.role == "comment" %}
+        {% continue %}
+    {% elif message.role not in ("user", "assistant", "tool") %}
+        {{- raise_exception("unknown role " + message.role) }}
+    {% endif %}
+{{ "<|begin|>" + message.role + "\\n" }}
+    {%- if message.role == "assistant" %}
+        {%- generation %}
+{{- message.content | trim }}{{ eos_token }}
+        {%- endgeneration %}
+    {%- else %}
+{{- message["content"] + "<|end|>" }}
+    {%- endif %}
+
+{% endfor %}
+{% if add_generation_prompt %}
+<|begin|>assistant
+{% endif %}"""
+SAMPLE = ["the weather is fine, the cat is on the mat", "assistant user tool the answer is the sum"]
+USER = {"role": "user", "content": "Is 3 < 4 & 5 > 2?  Ünïcödé 日本 🙂"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "sum", "description": "a < b, 'é'", "parameters": {"type": "object"}},
+}
+CASES = {
+    "one": {"messages": [USER]},
+    "turns": {
+        "messages": [
+            USER,
+            {"role": "comment", "content": "left out"},
+            {"role": "assistant", "content": "  yes\n"},
+            {"role": "user", "content": "the <|end|> of it"},
+        ]
+    },
+    "finished": {
+        "messages": [USER, {"role": "assistant", "content": "yes"}],
+        "add_generation_prompt": False,
+    },
+    "tools": {"messages": [USER], "tools": [TOOL]},
+}
+TEXTS = ["", "the cat", " the  mat\n", "日本 🙂 é", "<|begin|>user", "a<|end|>b"]
+IDS = [[], [1, 2, 0, 5], [200, 150, 3, 3], [0, 1, 2]]
+
+
+def main() -> None:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["<|pad|>", "<|begin|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SAMPLE, trainer)
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>"
+    )
+    wrapped.chat_template = TEMPLATE
+    wrapped.save_pretrained(HERE)
+    loaded = transformers.AutoTokenizer.from_pretrained(HERE)
+    expected = {
+        "rendered": {
+            name: {
+                "input": case,
+                "ids": loaded.apply_chat_template(
+                    case["messages"],
+                    tools=case.get("tools"),
+                    add_generation_prompt=case.get("add_generation_prompt", True),
+                    return_dict=False,
+                ),
+            }
+            for name, case in CASES.items()
+        },
+        "encoded": [{"text": text, "ids": loaded.encode(text)} for text in TEXTS],
+        "decoded": [
+            {"ids": ids, "text": loaded.decode(ids, skip_special_tokens=skip), "keep": not skip}
+            for ids in IDS
+            for skip in (True, False)
+        ],
+    }
+    (HERE / "expected.json").write_text(json.dumps(expected) + "\n")
+
+
+if __name__ == "__main__":
+    main()

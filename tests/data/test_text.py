@@ -1,0 +1,123 @@
+"""Tokenizer and chat template, against what transformers made of the same files."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+import tokenizers
+
+from jaxrl_single.data import text as text_lib
+
+CHAT = pathlib.Path(__file__).parent / "golden" / "chat"
+EXPECTED = json.loads((CHAT / "expected.json").read_text())
+USER = {"role": "user", "content": "hello"}
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return text_lib.HfText.load(CHAT)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A directory with the tokenizer, to be changed."""
+    shutil.copytree(CHAT, tmp_path / "chat")
+    return tmp_path / "chat"
+
+
+def with_template(source, **options):
+    tokenizer = tokenizers.Tokenizer.from_file(str(CHAT / "tokenizer.json"))
+    return text_lib.HfText(tokenizer, templates={"default": source}, **options)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED["rendered"]))
+def test_conversations_become_the_ids_of_transformers(chat, name):
+    case = EXPECTED["rendered"][name]
+    assert chat.render(**case["input"]) == case["ids"]
+
+
+def test_texts_become_the_ids_of_transformers(chat):
+    for case in EXPECTED["encoded"]:
+        assert chat.encode(case["text"]) == case["ids"], case["text"]
+
+
+def test_ids_become_the_texts_of_transformers(chat):
+    for case in EXPECTED["decoded"]:
+        assert chat.decode(case["ids"], keep_special=case["keep"]) == case["text"], case
+
+
+def test_ids_out_of_the_vocabulary_decode_to_nothing(chat):
+    inside = chat.encode("the cat")
+    assert chat.vocab_size == 290
+    assert chat.decode([-1, *inside, 290, 10**6]) == "the cat"
+
+
+def test_stop_tokens_come_from_the_first_file_that_names_some(copied):
+    assert text_lib.HfText.load(copied).stop_token_ids == (2,)  # the tokenizer's eos_token
+    (copied / "config.json").write_text('{"eos_token_id": 7}')
+    assert text_lib.HfText.load(copied).stop_token_ids == (7,)
+    (copied / "generation_config.json").write_text('{"eos_token_id": [8, 9]}')
+    assert text_lib.HfText.load(copied).stop_token_ids == (8, 9)
+    (copied / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id is \['</s>'\]"):
+        text_lib.HfText.load(copied)
+
+
+def test_a_template_in_the_tokenizer_config_and_one_for_tools(copied):
+    (copied / "chat_template.jinja").unlink()
+    path = copied / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["eos_token"] = {"content": "<|end|>", "special": True}  # as older releases wrote it
+    config["chat_template"] = [
+        {"name": "default", "template": "plain{{ eos_token }}"},
+        {"name": "tool_use", "template": "with {{ tools | length }}"},
+    ]
+    path.write_text(json.dumps(config))
+    text = text_lib.HfText.load(copied)
+    shown = text.decode(text.render([USER]), keep_special=True)
+    assert shown == "plain<|end|>"
+    assert text.decode(text.render([USER], tools=[{}, {}])) == "with 2"
+    (copied / "chat_template.jinja").write_text("from the file")
+    text = text_lib.HfText.load(copied)
+    assert text.decode(text.render([USER])) == "from the file"
+
+
+def test_without_a_template_messages_are_refused(copied):
+    (copied / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="there is no chat template"):
+        text_lib.HfText.load(copied).render([USER])
+
+
+def test_what_a_template_refuses_is_told(chat):
+    with pytest.raises(ValueError, match="refuses these messages: unknown role system"):
+        chat.render([{"role": "system", "content": "x"}])
+    with pytest.raises(ValueError, match="has no attribute 'role'"):
+        chat.render([{"content": "x"}])
+    with pytest.raises(ValueError, match="refuses these messages"):
+        chat.render([{"role": "user", "content": None}])
+
+
+def test_a_template_runs_in_a_sandbox():
+    for source in ("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"):
+        with pytest.raises(ValueError, match="unsafe"):
+            with_template(source).render([USER])
+
+
+def test_a_template_that_cannot_be_parsed_names_its_line():
+    with pytest.raises(ValueError, match="of a model, chat template 'default', line 2"):
+        with_template("fine\n{% for %}", where="of a model")
+
+
+def test_a_generation_block_is_a_scope_of_its_own():
+    source = "{% set x = 'a' %}{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}"
+    text = with_template(source)
+    assert text.decode(text.render([])) == "ba"
+
+
+def test_a_missing_or_torn_tokenizer_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+        text_lib.HfText.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
+        text_lib.HfText.load(tmp_path)
