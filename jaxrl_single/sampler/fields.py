@@ -9,6 +9,7 @@ from typing import Any
 from jaxrl_single.sampler import http_errors
 
 _LARGEST_ID = 2**31 - 1
+_LARGEST_NUMBER = 3e38  # of float32
 
 
 class Fields:
@@ -45,7 +46,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: float, low: float, high: float = math.inf) -> float:
-        """Finite, between low and high, both allowed."""
+        """Between low and high, both allowed."""
         value = self.take(name)
         if value is None:
             return default
@@ -99,8 +100,9 @@ class Fields:
 
 
 def is_number(value: Any) -> bool:
-    """A finite one; bool is an int to Python only."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+    """One that float32 can hold; bool is an int to Python only."""
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and abs(value) <= _LARGEST_NUMBER
 
 
 def are_ids(value: Any) -> bool:

@@ -6,11 +6,12 @@ import contextlib
 import json
 from typing import Any
 
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import fields as fields_lib
 from jaxrl_single.sampler import http_errors
 
 
-def of_completion(prompt: Any, text) -> list[list[int]]:
+def of_completion(prompt: Any, text: text_lib.Text) -> list[list[int]]:
     """Token ids of each prompt: a text, a list of ids, or a list of these.
 
     Raises:
@@ -32,7 +33,7 @@ def of_completion(prompt: Any, text) -> list[list[int]]:
     return found
 
 
-def of_chat(found: fields_lib.Fields, text) -> list[int]:
+def of_chat(found: fields_lib.Fields, text: text_lib.Text) -> list[int]:
     """Token ids of the messages (with the tools), in the model's chat template.
 
     Raises:
@@ -69,7 +70,7 @@ def _wrong_prompt(prompt: Any) -> http_errors.ApiError:
     )
 
 
-def _encoded(prompt: str, text) -> list[int]:
+def _encoded(prompt: str, text: text_lib.Text) -> list[int]:
     try:
         return text.encode(prompt)
     except ValueError as error:
@@ -89,6 +90,8 @@ def _message(number: int, message: Any) -> dict[str, Any]:
         raise http_errors.wrong(f"{where}: content must be a text or a list of texts", "messages")
     found["content"] = content
     if "tool_calls" in found:
+        if not isinstance(found["tool_calls"], list):
+            raise http_errors.wrong(f"{where}: tool_calls must be a list", "messages")
         found["tool_calls"] = [_tool_call(where, call) for call in found["tool_calls"]]
     return found
 
