@@ -49,6 +49,7 @@ def test_ids_become_the_texts_of_transformers(chat):
 
 def test_ids_out_of_the_vocabulary_decode_to_nothing(chat):
     inside = chat.encode("the cat")
+    assert inside[0] == 0  # a special token
     assert chat.vocab_size == 290
     assert chat.decode([-1, *inside, 290, 10**6]) == "the cat"
 

@@ -10,7 +10,7 @@ import pathlib
 
 import tokenizers
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 HERE = pathlib.Path(__file__).parent / "chat"
 TEMPLATE = """\
@@ -72,13 +72,17 @@ def main() -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=290,
-        special_tokens=["<|pad|>", "<|begin|>", "<|end|>"],
+        special_tokens=["<|start|>", "<|begin|>", "<|end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(SAMPLE, trainer)
+    # Around a plain text, not around a rendered conversation.
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", 0)]
+    )
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>"
+        tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<|start|>"
     )
     wrapped.chat_template = TEMPLATE
     wrapped.save_pretrained(HERE)
