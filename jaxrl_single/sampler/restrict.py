@@ -63,7 +63,7 @@ class Limits:
         values = dict(request.logit_bias)
         if request.allowed_token_ids:
             values = {token: values.get(token, 0.0) for token in request.allowed_token_ids}
-        self.top_ks[slot] = request.top_k
+        self.top_ks[slot] = min(request.top_k, np.iinfo(np.int32).max)
         self.top_ps[slot] = request.top_p
         self.min_ps[slot] = request.min_p
         self.greedy[slot] = request.temperature == 0
@@ -104,7 +104,8 @@ def restrict(logprobs: jax.Array, offset: jax.Array, limits: Limits) -> jax.Arra
     weights = jnp.where(scores >= cutoff[:, None], weights, 0.0)
     cutoff = jnp.maximum(cutoff, _top_p_cutoff(scores, weights, limits))
     cutoff = jnp.maximum(cutoff, best + jnp.log(limits.min_ps))
-    kept = scores >= cutoff[:, None]
+    # The likeliest stays whatever the rounding of a tiny mass.
+    kept = scores >= jnp.minimum(cutoff, best)[:, None]
     kept = jnp.where(limits.greedy[:, None], _is_first(scores == best[:, None]), kept)
     return jax.nn.log_softmax(jnp.where(kept, scores, -jnp.inf), axis=-1)
 
