@@ -4,7 +4,7 @@ from setuptools import find_packages, setup
 
 CORE = [
     "absl-py>=2.1",
-    "aiohttp>=3.10",
+    "aiohttp>=3.12",
     "chex>=0.1.90",
     "etils[epath]>=1.10",
     "flax>=0.12.8",

@@ -93,11 +93,6 @@ class Engines:
         """The sampler of a ticket in this process: pinned to its version, or following."""
         return local_client.LocalClient(self.engine_for(ticket.policy_version))
 
-    def release(self, session: str) -> None:
-        """Frees what any engine holds of the session."""
-        for engine in self._all():
-            engine.release(session)
-
     def check(self) -> None:
         """Raises RuntimeError with what ended an engine."""
         for engine in self._all():

@@ -18,9 +18,11 @@ import jax
 import ml_collections
 
 from jaxrl_single import types, workdir
+from jaxrl_single.envs import chat_text
 from jaxrl_single.models import api
 from jaxrl_single.sampler import access
 from jaxrl_single.sampler import engine as engine_lib
+from jaxrl_single.sampler import server as server_lib
 from jaxrl_single.stages import addresses, build, rollout_process
 from jaxrl_single.stages import engines as engines_lib
 from jaxrl_single.stages import world as world_lib
@@ -156,9 +158,6 @@ async def _serve_http(
     ended: Callable[[], bool],
     beat: Callable[[], None],
 ) -> None:
-    from jaxrl_single.envs import chat_text
-    from jaxrl_single.sampler import server as server_lib
-
     server = server_lib.Server(
         engines,
         chat_text.CharText(world_lib.make(config).language),

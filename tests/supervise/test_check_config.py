@@ -78,3 +78,19 @@ def test_all_problems_are_listed_at_once():
     config.rl.group_size = 0
     with pytest.raises(check_config.ConfigError, match=r"(?s)mode.*rl\.group_size"):
         check_config.check(config)
+
+
+def test_a_sampler_that_others_reach_needs_a_secret(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAXRL_SAMPLER_TOKEN", raising=False)
+    config = common.base()
+    config.rollout.client, config.sampler.host = "http", "0.0.0.0"
+    with pytest.raises(check_config.ConfigError, match="needs a secret"):
+        check_config.check(config)
+    config.sampler.token_file = str(tmp_path / "secret")
+    with pytest.raises(check_config.ConfigError, match=r"sampler\.token_file.*No such file"):
+        check_config.check(config)
+    (tmp_path / "secret").write_text("s3cret\n")
+    check_config.check(config)
+    config.sampler.token_file = ""
+    monkeypatch.setenv("JAXRL_SAMPLER_TOKEN", "s3cret")
+    check_config.check_service(config)
