@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_single import wire
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import openai_api
 
 
@@ -35,7 +36,10 @@ def header(call: openai_api.Call, model_name: str) -> dict[str, Any]:
 
 
 def body(
-    text, call: openai_api.Call, head: dict[str, Any], completions: Sequence[wire.Completion]
+    text: text_lib.Text,
+    call: openai_api.Call,
+    head: dict[str, Any],
+    completions: Sequence[wire.Completion],
 ) -> dict[str, Any]:
     """The whole answer, for a client that does not stream."""
     choices = [choice(text, call, index, found) for index, found in enumerate(completions)]
@@ -69,14 +73,16 @@ def visible_ids(call: openai_api.Call, completion: wire.Completion) -> list[int]
     return tokens
 
 
-def full_text(text, call: openai_api.Call, completion: wire.Completion) -> str:
+def full_text(text: text_lib.Text, call: openai_api.Call, completion: wire.Completion) -> str:
     """The text of an answer, up to its stop string."""
     found = text.decode(visible_ids(call, completion), keep_special=call.keep_special)
     reason = completion.stop_reason
     return found.partition(reason)[0] if isinstance(reason, str) and reason else found
 
 
-def choice(text, call: openai_api.Call, index: int, completion: wire.Completion) -> dict[str, Any]:
+def choice(
+    text: text_lib.Text, call: openai_api.Call, index: int, completion: wire.Completion
+) -> dict[str, Any]:
     """One entry of `choices` of a body."""
     found = full_text(text, call, completion)
     if call.chat:
@@ -96,7 +102,9 @@ def prompt_of(call: openai_api.Call, index: int) -> list[int]:
     return call.prompts[index // call.num_choices]
 
 
-def ending(text, call: openai_api.Call, completion: wire.Completion) -> dict[str, Any]:
+def ending(
+    text: text_lib.Text, call: openai_api.Call, completion: wire.Completion
+) -> dict[str, Any]:
     """The fields of a choice that are known at its end only."""
     return {
         "logprobs": _logprobs(text, call, completion) if call.logprobs else None,
@@ -121,7 +129,9 @@ def _of_full(completion: wire.Completion) -> list[float]:
     return completion.untruncated_logprobs
 
 
-def _logprobs(text, call: openai_api.Call, completion: wire.Completion) -> dict[str, Any]:
+def _logprobs(
+    text: text_lib.Text, call: openai_api.Call, completion: wire.Completion
+) -> dict[str, Any]:
     names = [_name(text, token) for token in completion.tokens]
     tops = [_likeliest(text, call, completion, place) for place in range(len(completion.tokens))]
     if call.chat:
@@ -147,7 +157,7 @@ def _logprobs(text, call: openai_api.Call, completion: wire.Completion) -> dict[
 
 
 def _likeliest(
-    text, call: openai_api.Call, completion: wire.Completion, place: int
+    text: text_lib.Text, call: openai_api.Call, completion: wire.Completion, place: int
 ) -> list[tuple[str, float]]:
     """Without impossible tokens: JSON has no infinity."""
     if not call.top_logprobs or completion.topk_tokens is None:
@@ -157,7 +167,7 @@ def _likeliest(
     return [(_name(text, token), value) for token, value in likeliest if value > float("-inf")]
 
 
-def _name(text, token: int) -> str:
+def _name(text: text_lib.Text, token: int) -> str:
     return text.decode([token], keep_special=True)
 
 

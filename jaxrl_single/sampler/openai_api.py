@@ -15,6 +15,7 @@ import uuid
 from typing import Any
 
 from jaxrl_single import wire
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import fields as fields_lib
 from jaxrl_single.sampler import http_errors, openai_prompts
 
@@ -113,7 +114,7 @@ class Call:
         ]
 
 
-def completion_call(body: dict[str, Any], text, limits: Limits) -> Call:
+def completion_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call:
     """Reads the body of POST /v1/completions.
 
     Raises:
@@ -136,7 +137,7 @@ def completion_call(body: dict[str, Any], text, limits: Limits) -> Call:
     )
 
 
-def chat_call(body: dict[str, Any], text, limits: Limits) -> Call:
+def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call:
     """Reads the body of POST /v1/chat/completions.
 
     Raises:
@@ -176,7 +177,7 @@ def check_model(model: Any, limits: Limits) -> None:
 
 def _call(
     found: fields_lib.Fields,
-    text,
+    text: text_lib.Text,
     limits: Limits,
     *,
     chat: bool,
@@ -219,7 +220,7 @@ def _call(
     return call
 
 
-def _settings(found: fields_lib.Fields, text) -> dict[str, Any]:
+def _settings(found: fields_lib.Fields, text: text_lib.Text) -> dict[str, Any]:
     top_p = found.number("top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
         raise http_errors.wrong("top_p is 0, it must be above; use temperature = 0", "top_p")

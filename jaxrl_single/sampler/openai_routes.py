@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import (
     admission,
     http_errors,
@@ -22,7 +23,9 @@ _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 class OpenAiRoutes:
     """Handlers of /v1/*, for one model and its text."""
 
-    def __init__(self, admitted: admission.Admission, text, limits: openai_api.Limits):
+    def __init__(
+        self, admitted: admission.Admission, text: text_lib.Text, limits: openai_api.Limits
+    ):
         self._admission = admitted
         self._text = text
         self._limits = limits

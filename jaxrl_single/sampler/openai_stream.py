@@ -14,6 +14,7 @@ from concurrent import futures
 from typing import Any
 
 from jaxrl_single import wire
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import http_errors, openai_answers, openai_api, text_stream
 
@@ -35,7 +36,7 @@ class Stream:
 
     def __init__(
         self,
-        text,
+        text: text_lib.Text,
         call: openai_api.Call,
         head: dict[str, Any],
         engine: engine_lib.Engine,
@@ -94,13 +95,15 @@ class Stream:
 class _Choice:
     """One answer on its way."""
 
-    def __init__(self, text, call: openai_api.Call, index: int, request: wire.Request):
+    def __init__(
+        self, text: text_lib.Text, call: openai_api.Call, index: int, request: wire.Request
+    ):
         self._text = text
         self._call = call
         self._index = index
         self._hidden = frozenset(request.stop_token_ids)
         self._num_ids = 0
-        self._stream = text_stream.TextStream(
+        self._stream = text_stream.AnswerStream(
             text, keep_special=call.keep_special, stop=request.stop
         )
 

@@ -19,6 +19,7 @@ import hmac
 from aiohttp import web
 
 from jaxrl_single import wire
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import access, admission, http_errors, openai_api, openai_routes
 from jaxrl_single.weights import base as weights_base
 
@@ -36,7 +37,7 @@ class Server:
     def __init__(
         self,
         router: admission.Router,
-        text,
+        text: text_lib.Text,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
