@@ -1,4 +1,4 @@
-"""Who runs the episodes: another process through files, or this one inline."""
+"""Who runs the episodes: other processes through files, or this one inline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MakeEngine = Callable[[weights_base.Params, int], engine_lib.Engine]
 
 
 class FileBackend:
-    """A sampler process that reads tickets and weights from directories and writes the store."""
+    """Processes that read tickets and weights from directories and write the store."""
 
     def __init__(
         self,

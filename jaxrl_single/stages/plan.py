@@ -6,7 +6,7 @@ import jax
 import ml_collections
 
 from jaxrl_single.algorithms import row as row_lib
-from jaxrl_single.stages import build
+from jaxrl_single.stages import addresses, build
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import optim
 
@@ -46,14 +46,23 @@ def _stages(config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm) -> 
         )
     else:
         lines.append("2. value pretraining: none, the algorithm has no critic")
-    where = "one process" if config.mode == "sync" else "trainer and sampler processes"
     lines += [
-        f"3. RL in {where}: {rl.num_steps} steps of {batch.num_trajectories} trajectories, the "
+        f"3. RL in {_processes(config)}: {rl.num_steps} steps of {batch.num_trajectories} trajectories, the "
         f"first {rl.critic_only_steps} for the critic alone, staleness at most {rl.max_staleness}",
         f"4. final evaluation: {config.eval.num_tasks} held-out tasks at temperature "
         f"{config.rollout.temperature}",
     ]
     return lines
+
+
+def _processes(config: ml_collections.ConfigDict) -> str:
+    if config.mode == "sync":
+        return "one process"
+    if config.rollout.client == "in_process":
+        return "trainer and sampler processes"
+    names = ", ".join(["trainer", *addresses.sampler_names(config), "rollout"])
+    others = ", ".join(config.rollout.sampler_urls)
+    return f"processes {names}" + (f" with the samplers {others}" if others else "")
 
 
 def _indent(text: str) -> str:

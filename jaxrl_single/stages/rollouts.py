@@ -346,5 +346,5 @@ class Rollouts:
             in_flight = len(self.book.in_flight("train")) + len(self.book.in_flight("eval"))
             raise RolloutFailed(
                 f"no trajectory arrived for {silent:.0f} s (trainer.no_progress_s) while "
-                f"{in_flight} tickets are in flight; see the sampler's log"
+                f"{in_flight} tickets are in flight; see the files of WORKDIR/logs"
             )

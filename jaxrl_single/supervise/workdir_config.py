@@ -36,8 +36,19 @@ FREE_FIELDS = (
     "supervisor.heartbeat_s",
     "supervisor.stop_timeout_s",
 )
-# Further fields in which samplers of one run may differ: their sizes, which only change rounding.
-SAMPLER_FIELDS = (
+# What a sampler reads of a config, and in which of that the samplers of one run may differ: where
+# they are, and sizes that only change rounding.
+_OF_SAMPLERS = (
+    "seed",
+    "model.",
+    "env.name",
+    "env.max_tokens",
+    "algorithm.",
+    "sampler.",
+    "weights.",
+)
+_FREE_FOR_SAMPLERS = (
+    *(name for name in FREE_FIELDS if name.startswith("sampler.")),
     "sampler.num_slots",
     "sampler.decode_chunk",
     "sampler.page_size",
@@ -45,7 +56,7 @@ SAMPLER_FIELDS = (
     "sampler.prefill_pages",
     "sampler.max_fed_tokens",
     "sampler.prefix_cache",
-    "rollout.max_in_flight",
+    "weights.keep",
 )
 _MISSING = "(no such field)"
 
@@ -93,17 +104,21 @@ def check_sampler(paths: workdir.Workdir, config: Mapping[str, Any]) -> None:
     """Refuses a config for a further sampler of this run that could not stand in for its own.
 
     Raises:
-      WorkdirConflict: a field differs that is neither free nor one of `SAMPLER_FIELDS`.
+      WorkdirConflict: a field that decides about the numbers differs from the run's.
     """
     before, now = flatten(workdir.read_json(paths.config)), flatten(workdir.plain(config))
-    free = FREE_FIELDS + SAMPLER_FIELDS
-    refused = [name for name in _changed(before, now) if name not in free]
+    refused = [
+        name
+        for name in _changed(before, now)
+        if name.startswith(_OF_SAMPLERS) and name not in _FREE_FOR_SAMPLERS
+    ]
     if refused:
         listing = "\n".join(f"  {_line(before, now, name)}" for name in refused)
         raise WorkdirConflict(
             f"a sampler for {paths.root} needs the config of that run. "
             f"Of the run -> as given now:\n{listing}\n"
-            f"Leave --config out to take that of the run. Free for a sampler: {', '.join(free)}"
+            "Leave --config out to take that of the run. "
+            f"Free for a sampler: {', '.join(_FREE_FOR_SAMPLERS)}"
         )
 
 

@@ -76,10 +76,11 @@ def test_a_broken_config_file_is_a_readable_error(paths):
 
 
 def test_a_further_sampler_may_have_other_sizes_but_no_other_model(paths):
-    workdir_config.check(paths, {"model": {"size": "tiny"}, "sampler": {"num_slots": 8, "port": 0}})
-    other_sizes = {"model": {"size": "tiny"}, "sampler": {"num_slots": 64, "port": 80}}
-    workdir_config.check_sampler(paths, other_sizes)
-    other_model = {"model": {"size": "small"}, "sampler": {"num_slots": 8, "port": 0}}
-    with pytest.raises(workdir_config.WorkdirConflict, match=r"model\.size: 'tiny' -> 'small'"):
-        workdir_config.check_sampler(paths, other_model)
-    assert workdir.read_json(paths.config)["sampler"]["num_slots"] == 8, "the run's stays"
+    workdir_config.check(paths, config(sampler__num_slots=8))
+    saved = paths.config.read_text()
+    free = dict(sampler__num_slots=64, sampler__port=80, rl__critic_only_steps=0)
+    workdir_config.check_sampler(paths, config(**free))
+    for name, value in (("model.size", "tiny"), ("seed", 5), ("sampler.swap", "recompute")):
+        with pytest.raises(workdir_config.WorkdirConflict, match=rf"{name}: .* -> '?{value}"):
+            workdir_config.check_sampler(paths, config(**{name.replace(".", "__"): value}))
+    assert paths.config.read_text() == saved
