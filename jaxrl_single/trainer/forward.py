@@ -51,6 +51,9 @@ def policy_forward(
 ) -> PolicyOutputs:
     """Log-probs of each token, and of what the sampler recorded beside it.
 
+    With the batch's expert_ids each token passes through the experts that the sampler's routers
+    chose for it; their weights, and the gradient, are those of the router under `params`.
+
     Args:
       policy: the model.
       params: of the policy.
@@ -59,7 +62,7 @@ def policy_forward(
         do).
     """
     chex.assert_rank(micro.tokens, 2)
-    hidden = policy.hidden(params, micro.tokens, micro.positions, micro.segment_ids)
+    hidden = _hidden(policy, params, micro)
     # The small arrays move left to meet the hidden states, instead of [B, T, D] moving right.
     follows = _left(_has_predecessor(micro.segment_ids), fill=False)
     temperature = jnp.where(follows, _left(micro.temperature, fill=1), 1)
@@ -102,8 +105,7 @@ def position_kl(
       micro: a micro-batch, per-token arrays [B, T].
       chunk: tokens per row whose logits exist at one time.
     """
-    rows = (micro.tokens, micro.positions, micro.segment_ids)
-    hidden = [policy.hidden(params, *rows) for params in (before, after)]
+    hidden = [_hidden(policy, params, micro) for params in (before, after)]
     tables = [policy.unembedding(params) for params in (before, after)]
     follows = _left(_has_predecessor(micro.segment_ids), fill=False)
     temperature = jnp.where(follows, _left(micro.temperature, fill=1), 1)
@@ -145,6 +147,11 @@ def bootstrap_values(values_after: jax.Array, batch: token_batch.TokenBatch) -> 
     """
     ends = values_after.reshape(-1)[batch.last_token]
     return jnp.where(batch.bootstrap, ends, 0.0)
+
+
+def _hidden(policy: api.Policy, params: dict[str, Any], micro: token_batch.TokenBatch) -> jax.Array:
+    rows = (micro.tokens, micro.positions, micro.segment_ids)
+    return policy.hidden(params, *rows, micro.expert_ids)
 
 
 def _has_predecessor(segment_ids: jax.Array) -> jax.Array:

@@ -137,7 +137,7 @@ def _policy_phase(updates, before, batch, advantages, critic_only):
 def _with_fixed_logprobs(policy, algorithm, state, batch, *, chunk: int):
     """Adds the log-probs of policies that this batch does not move, where the row reads them."""
 
-    def logprobs_of(params):
+    def logprobs_of(params, batch):
         def of_micro(micro):
             return forward.policy_forward(policy, params, micro, chunk=chunk).logprobs
 
@@ -145,9 +145,13 @@ def _with_fixed_logprobs(policy, algorithm, state, batch, *, chunk: int):
 
     before_update = {"proximal_logprobs", "engine_log_ratio"}
     if before_update & algorithm.reads or "log_ratio" in algorithm.advantage.reads:
-        batch = dataclasses.replace(batch, proximal_logprobs=logprobs_of(state.policy_params))
+        found = logprobs_of(state.policy_params, batch)
+        batch = dataclasses.replace(batch, proximal_logprobs=found)
     if "ref_logprobs" in algorithm.reads:
-        batch = dataclasses.replace(batch, ref_logprobs=logprobs_of(state.reference_params))
+        # The reference is a fixed model: what it says must not depend on another one's routing.
+        own_routing = dataclasses.replace(batch, expert_ids=None)
+        found = logprobs_of(state.reference_params, own_routing)
+        batch = dataclasses.replace(batch, ref_logprobs=found)
     return batch
 
 

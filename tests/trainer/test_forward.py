@@ -16,14 +16,9 @@ from jaxrl_single.trainer import forward
 def _next_token_policy(certainty):
     """Puts the logit `certainty` on token id + 1 and 0 on all others."""
     size = cases.VOCABULARY
-    return api.Policy(
-        config=cases.real_config("tiny"),
-        init=None,
+    return cases.policy_of(
         hidden=lambda params, tokens, *_: jax.nn.one_hot(tokens, size),
         unembedding=lambda params: certainty * jnp.roll(jnp.eye(size), 1, axis=0),
-        init_cache=None,
-        prefill=None,
-        decode=None,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +66,15 @@ def trajectories(number, *, seed=0, longest=20):
 
 
 def pack(
-    given, *, rows=8, micro=None, row_length=24, slots=None, on_limit="terminal", recorded=None
+    given,
+    *,
+    rows=8,
+    micro=None,
+    row_length=24,
+    slots=None,
+    on_limit="terminal",
+    recorded=None,
+    routing=None,
 ):
     return packing.pack(
         given,
@@ -74,11 +84,20 @@ def pack(
         row_buckets=(rows,),
         on_limit=on_limit,
         recorded=recorded or {},
+        routing=routing,
     )
 
 
 def real_config(size):
     return config.get(size, vocab_size=VOCABULARY)
+
+
+_REAL = api.build_policy(real_config("tiny"))
+
+
+def policy_of(**functions):
+    """A policy of the given functions, in the place of a real one's."""
+    return dataclasses.replace(_REAL, **functions)
 
 
 def small_policy(size=8):
@@ -93,14 +112,10 @@ def small_policy(size=8):
             "unembedding": {"table": draw(keys[2], VOCABULARY, size)},
         }
 
-    return api.Policy(
-        config=real_config("tiny"),
+    return policy_of(
         init=init,
         hidden=_mean_of_segment,
         unembedding=lambda params: params["unembedding"]["table"],
-        init_cache=None,
-        prefill=None,
-        decode=None,
     )
 
 
@@ -119,7 +134,8 @@ def small_critic(size=8):
     return api.Critic(config=real_config("tiny"), init=init, values=values, from_policy=None)
 
 
-def _mean_of_segment(params, tokens, positions, segment_ids):
+def _mean_of_segment(params, tokens, positions, segment_ids, expert_ids=None):
+    del expert_ids  # it has no experts
     real = segment_ids > 0
     table = params["embedding"]["table"]
     onehot = jax.nn.one_hot(jnp.where(real, tokens, 0), VOCABULARY)
@@ -134,16 +150,12 @@ def _mean_of_segment(params, tokens, positions, segment_ids):
 
 def bigram_policy():
     """Logits of the next token are a row of `params["unembedding"]["table"].T`: [next, token]."""
-    return api.Policy(
-        config=real_config("tiny"),
+    return policy_of(
         init=lambda key: {
             "unembedding": {"table": jax.random.normal(key, (VOCABULARY, VOCABULARY))}
         },
         hidden=lambda params, tokens, *_: jax.nn.one_hot(tokens, VOCABULARY),
         unembedding=lambda params: params["unembedding"]["table"],
-        init_cache=None,
-        prefill=None,
-        decode=None,
     )
 
 
