@@ -115,7 +115,8 @@ def _make_engines(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> 
     following = make_engine(config, policy, params, -1, record=build.record(config))
     following.warm_up()
     following.start()
-    return engines_lib.Engines(following, functools.partial(make_engine, config, policy), weights)
+    pinned = functools.partial(make_engine, config, policy, record=build.evaluation_record(config))
+    return engines_lib.Engines(following, pinned, weights)
 
 
 async def _serve(
