@@ -1,0 +1,206 @@
+"""Checkpoints in Hugging Face layout: equal numbers, equal bytes."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxrl_single.models import api, config, hf
+from tests.models import model_lab
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+NAMES = ("qwen3", "qwen3_moe")
+# Two float32 programs that add in different orders; measured 7e-6 for log-probs down to -11.
+TOLERANCE = 2e-5
+
+
+def our_logprobs(shape, params, tokens) -> np.ndarray:
+    policy = api.build_policy(shape)
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    hidden = jax.jit(policy.hidden)(params, tokens, positions, np.ones_like(tokens))
+    return np.asarray(jax.nn.log_softmax(hidden @ policy.unembedding(params).T))
+
+
+@functools.cache
+def random_model(size, dtype, tied):
+    """(config, params as numpy), all random: the scales of norms are not 1."""
+    shape = dataclasses.replace(
+        config.get(size, vocab_size=model_lab.VOCAB_SIZE, dtype=dtype), tie_embeddings=tied
+    )
+    leaves = jax.eval_shape(api.build_policy(shape).init, jax.random.key(0))
+    rng = np.random.default_rng(5)
+    return shape, jax.tree.map(lambda leaf: _random(rng, leaf), leaves)
+
+
+def _random(rng, leaf) -> np.ndarray:
+    array = rng.uniform(0.5, 1.5, leaf.shape)
+    if len(leaf.shape) > 2:
+        array = rng.standard_normal(leaf.shape) * leaf.shape[-2] ** -0.5
+    return array.astype(leaf.dtype)
+
+
+def assert_same_bytes(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for found, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert found.tobytes() == wanted.tobytes()
+
+
+def read_files(directory):
+    """All tensors of a directory's safetensors by name, without hf.py."""
+    tensors = {}
+    for path in directory.glob("model*.safetensors"):
+        tensors |= safetensors.numpy.load_file(path)
+    return tensors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_are_those_of_transformers(name):
+    shape, params = hf.load(GOLDEN / name, dtype="float32")
+    expected = safetensors.numpy.load_file(GOLDEN / name / "expected.safetensors")
+    found = our_logprobs(shape, params, expected["tokens"])
+    assert expected["logprobs"].min() < -8, "the golden model should not be near uniform"
+    np.testing.assert_allclose(found, expected["logprobs"], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_transformers_wrote_comes_back_byte_by_byte(name, tmp_path):
+    shape, params = hf.load(GOLDEN / name)
+    assert shape.dtype == "bfloat16"
+    hf.save(tmp_path / "out", shape, params, context_length=64)
+    theirs, ours = read_files(GOLDEN / name), read_files(tmp_path / "out")
+    assert sorted(ours) == sorted(theirs)
+    for tensor, array in theirs.items():
+        assert ours[tensor].tobytes() == array.tobytes(), tensor
+    if name == "qwen3":  # one file of theirs too, so the files are equal
+        written = (tmp_path / "out" / "model.safetensors").read_bytes()
+        assert written == (GOLDEN / name / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", config.DTYPES)
+@pytest.mark.parametrize("size", model_lab.SIZES)
+def test_round_trip_is_exact(size, dtype, tied, tmp_path):
+    shape, params = random_model(size, dtype, tied)
+    hf.save(tmp_path / "out", shape, params, context_length=512, stop_token_ids=(7,))
+    found, loaded = hf.load(tmp_path / "out")
+    assert found == shape
+    assert_same_bytes(loaded, params)
+    description = hf.describe(tmp_path / "out")
+    assert (description.context_length, description.stop_token_ids) == (512, (7,))
+
+
+def test_shards(tmp_path):
+    shape, params = random_model("tiny_moe", "float32", False)
+    hf.save(tmp_path / "out", shape, params, context_length=64, max_shard_bytes=100_000)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    files = sorted(set(index["weight_map"].values()))
+    assert index["metadata"]["total_size"] == total
+    assert files == [path.name for path in sorted((tmp_path / "out").glob("*.safetensors"))]
+    assert len(files) >= total // 100_000
+    for file in files:
+        shard = safetensors.numpy.load_file(tmp_path / "out" / file)
+        assert sum(array.nbytes for array in shard.values()) <= 100_000
+        assert all(index["weight_map"][name] == file for name in shard)
+    assert_same_bytes(hf.load(tmp_path / "out")[1], params)
+
+
+def test_single_tensors_are_those_of_the_file(tmp_path):
+    shape, params = random_model("tiny_moe", "bfloat16", False)
+    hf.save(tmp_path / "out", shape, params, context_length=64)
+    given = dict(hf.tensors(shape, params))
+    written = read_files(tmp_path / "out")
+    assert sorted(given) == sorted(written)
+    assert all(given[name].tobytes() == written[name].tobytes() for name in written)
+
+
+def test_another_dtype_on_request():
+    _, params = hf.load(GOLDEN / "qwen3")
+    shape, wide = hf.load(GOLDEN / "qwen3", dtype="float32")
+    assert shape.dtype == "float32"
+    assert_same_bytes(wide, jax.tree.map(lambda leaf: leaf.astype(np.float32), params))
+
+
+def test_params_on_a_device_are_written_too(tmp_path):
+    shape, params = random_model("tiny", "float32", False)
+    hf.save(tmp_path / "out", shape, jax.tree.map(jnp.asarray, params), context_length=64)
+    assert_same_bytes(hf.load(tmp_path / "out")[1], params)
+
+
+def test_nothing_of_it_loads_jax():
+    code = (
+        "import sys; from jaxrl_single.models import hf; "
+        f"hf.load({str(GOLDEN / 'qwen3')!r}); assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tokenizer_files_come_along(tmp_path):
+    shape, params = random_model("tiny", "float32", False)
+    chat = pathlib.Path(__file__).parent.parent / "data" / "golden" / "chat"
+    hf.save(tmp_path / "a", shape, params, context_length=64, tokenizer=chat)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "a" / name).read_bytes() == (chat / name).read_bytes()
+    assert not (tmp_path / "a" / "expected.json").exists()
+    lone = chat / "tokenizer.json"
+    hf.save(tmp_path / "b", shape, params, context_length=64, tokenizer=lone)
+    assert (tmp_path / "b" / "tokenizer.json").read_bytes() == lone.read_bytes()
+
+
+def test_nothing_is_written_of_a_checkpoint_that_fails(tmp_path):
+    shape, params = random_model("tiny", "float32", False)
+    with pytest.raises(OSError, match=r"no\.json"):
+        hf.save(tmp_path / "out", shape, params, context_length=64, tokenizer=tmp_path / "no.json")
+    wrong = params | {"final_norm": {"scale": np.ones((3,), np.float32)}}
+    with pytest.raises(ValueError, match=r"final_norm/scale is \(\(3,\).*expected \(\(64,\)"):
+        hf.save(tmp_path / "out", shape, wrong, context_length=64)
+    with pytest.raises(ValueError, match=r"embedding/table is .*float32.*expected .*bfloat16"):
+        hf.save(
+            tmp_path / "out",
+            dataclasses.replace(shape, dtype="bfloat16"),
+            params,
+            context_length=64,
+        )
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileExistsError, match="choose another directory"):
+        hf.save(tmp_path / "out", shape, params, context_length=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", model_lab.SIZES)
+def test_transformers_reads_what_we_write_and_we_what_it_writes(size, tmp_path):
+    python = os.environ.get("JAXRL_HF_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode:
+        pytest.skip("no transformers; JAXRL_HF_PYTHON may name a python that has it")
+    shape, params = random_model(size, "float32", False)
+    hf.save(tmp_path / "ours", shape, params, context_length=64)
+    tokens = np.random.default_rng(0).integers(0, shape.vocab_size, (3, 40))
+    script = str(pathlib.Path(__file__).with_name("run_transformers.py"))
+    done = subprocess.run(
+        [python, script, str(tmp_path / "ours"), str(tmp_path / "theirs")],
+        input=json.dumps({"tokens": tokens.tolist()}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["problems"] == {}
+    ours = our_logprobs(shape, params, tokens.astype(np.int32))
+    np.testing.assert_allclose(ours, answer["logprobs"], atol=TOLERANCE, rtol=0)
+    found, loaded = hf.load(tmp_path / "theirs")
+    assert found == shape
+    assert_same_bytes(loaded, params)
+    shutil.rmtree(tmp_path / "theirs")
