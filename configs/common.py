@@ -28,6 +28,7 @@ def base() -> ConfigDict:
     config.batch = _batch()
     config.sampler = _sampler()
     config.rollout = _rollout()
+    config.vllm = _vllm()
     config.sync = ConfigDict({"lag": 0})  # sync mode samples with the weights of `lag` versions ago
     config.eval = _eval()
     config.trainer = _trainer()
@@ -291,11 +292,20 @@ def _rollout() -> ConfigDict:
             "temperature": 1.0,  # of training and evaluation
             "on_limit": "terminal",  # turn, token and context limits: terminal | bootstrap | mask
             "max_in_flight": 40,  # episodes at once, at most the slots of all samplers
-            "client": "in_process",  # in_process: beside the engine | http: a process of its own
+            "client": "in_process",  # beside the engine | http: by itself | vllm: a vLLM server's
             "sampler_urls": (),  # http: use these samplers instead of starting any
-            "sampler_patience_s": 600.0,  # http: a request that fails for so long fails the episode
+            "sampler_patience_s": 600.0,  # http, vllm: a request failing so long fails the episode
             "max_attempts": 2,  # tries of a ticket whose episode failed with an error
             "max_consecutive_errors": 20,  # so many failed episodes in a row stop the run
+        }
+    )
+
+
+def _vllm() -> ConfigDict:
+    return ConfigDict(
+        {
+            "url": "http://127.0.0.1:8000",  # of a server that launch/vllm.sh has started
+            "directory": "",  # for checkpoints; the server reads them too; empty = WORKDIR/vllm
         }
     )
 

@@ -102,6 +102,8 @@ _QWEN3_30B_A3B = ModelConfig(
 SIZES: dict[str, ModelConfig] = {
     "tiny": _TINY,
     "tiny_moe": dataclasses.replace(_TINY, d_ff=64, num_experts=4, experts_per_token=2),
+    # vLLM's attention on CPU has heads of 32 at least.
+    "tiny_vllm": dataclasses.replace(_TINY, num_heads=2, num_kv_heads=1, head_size=32),
     "qwen3_30b_a3b": _QWEN3_30B_A3B,
     "qwen3_30b_a3b_2507": dataclasses.replace(_QWEN3_30B_A3B, rope_theta=1e7),  # longer contexts
 }

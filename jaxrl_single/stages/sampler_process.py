@@ -1,7 +1,8 @@
 """The sampler process: an engine that follows the trainer's weights, for rollouts here or apart.
 
 With `rollout.client = "in_process"` the rollout runs beside the engine; with "http" the process
-serves requests over HTTP, as one of several if need be.
+serves requests over HTTP, as one of several if need be; with "vllm" a vLLM server takes the place
+of the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxrl_single.models import api
 from jaxrl_single.sampler import access
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import server as server_lib
-from jaxrl_single.stages import addresses, build, rollout_process
+from jaxrl_single.stages import addresses, build, rollout_process, vllm_sampler
 from jaxrl_single.stages import engines as engines_lib
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.weights import filesystem
@@ -37,7 +38,7 @@ class CannotListen(RuntimeError):
     """The sampler's address is not to be had; the message says which and what to do."""
 
 
-FOR_PEOPLE = (workdir.CannotWrite, workdir.BrokenFile, CannotListen)
+FOR_PEOPLE = (workdir.CannotWrite, workdir.BrokenFile, CannotListen, vllm_sampler.Unsuited)
 
 
 def run(
@@ -111,9 +112,12 @@ def _make_engines(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> 
     """Compiles with random weights, while the trainer still makes the first version."""
     policy, _ = build.models(config, world_lib.make(config).language.vocab_size)
     weights = filesystem.FileWeights(weights_directory(config, paths), workdir.run_id_of(paths))
-    params = policy.init(jax.random.key(config.seed))
-    following = make_engine(config, policy, params, -1, record=build.record(config))
-    following.warm_up()
+    if config.rollout.client == "vllm":
+        following = vllm_sampler.make(config, paths, policy)
+    else:
+        params = policy.init(jax.random.key(config.seed))
+        following = make_engine(config, policy, params, -1, record=build.record(config))
+        following.warm_up()
     following.start()
     pinned = functools.partial(make_engine, config, policy, record=build.evaluation_record(config))
     return engines_lib.Engines(following, pinned, weights)
@@ -129,6 +133,9 @@ async def _serve(
     beat: Callable[[], None],
 ) -> None:
     follower = asyncio.create_task(_follow(engines, paths, name))
+    client_for = engines.client_for
+    if config.rollout.client == "vllm":
+        client_for = vllm_sampler.client_for(engines)
 
     def ended() -> bool:
         return stopping() or follower.done()
@@ -141,13 +148,15 @@ async def _serve(
             await _serve_http(config, paths, engines, name, ended=ended, beat=beat)
         else:
             world = world_lib.make(config)
-            await rollout_process.make_scheduler(
-                config, paths, world, engines.client_for, beat=beat
-            ).run(ended)
+            await rollout_process.make_scheduler(config, paths, world, client_for, beat=beat).run(
+                ended
+            )
         if follower.done():
             follower.result()
     finally:
         follower.cancel()
+        if config.rollout.client == "vllm":
+            await engines.following.client.close()
 
 
 async def _serve_http(

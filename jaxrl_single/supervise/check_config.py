@@ -16,7 +16,7 @@ from jaxrl_single.supervise import workdir_config
 CHOICES = {
     "mode": ("local", "sync"),
     "sampler.swap": ("keep", "recompute"),
-    "rollout.client": ("in_process", "http"),
+    "rollout.client": ("in_process", "http", "vllm"),
     "rollout.on_limit": ("terminal", "bootstrap", "mask"),
     "model.dtype": ("float32", "bfloat16"),
     "policy_optimizer.decay": ("linear", "cosine"),
@@ -138,8 +138,11 @@ def _batch_sizes(config: ConfigDict) -> Iterator[str]:
 def _processes(config: ConfigDict) -> Iterator[str]:
     rollout, sampler = config.rollout, config.sampler
     http = rollout.client == "http"
-    if http and config.mode == "sync":
-        yield "rollout.client is http, and mode=sync is one process; use rollout.client=in_process"
+    if rollout.client != "in_process" and config.mode == "sync":
+        yield (
+            f"rollout.client is {rollout.client}, and mode=sync is one process; "
+            "use rollout.client=in_process"
+        )
     if not http and (sampler.num_processes != 1 or rollout.sampler_urls):
         yield (
             f"sampler.num_processes is {sampler.num_processes} and rollout.sampler_urls "
@@ -148,6 +151,8 @@ def _processes(config: ConfigDict) -> Iterator[str]:
     for url in rollout.sampler_urls:
         if not str(url).startswith(("http://", "https://")):
             yield f"rollout.sampler_urls holds {url!r}, expected http://HOST:PORT"
+    if rollout.client == "vllm":
+        yield from _vllm(config)
     # Without a number of samplers, or with samplers of others, nobody knows the slots.
     count = 0 if rollout.sampler_urls else sampler.num_processes
     if http and count:
@@ -157,6 +162,18 @@ def _processes(config: ConfigDict) -> Iterator[str]:
             f"rollout.max_in_flight ({rollout.max_in_flight}) exceeds sampler.num_slots "
             f"({sampler.num_slots}) of {count} sampler(s): an episode keeps its slot between turns"
         )
+
+
+def _vllm(config: ConfigDict) -> Iterator[str]:
+    if config.sampler.swap != "recompute":
+        yield (
+            f"sampler.swap is {config.sampler.swap}, but after a swap vLLM reads what is in flight "
+            "again; say so with sampler.swap=recompute"
+        )
+    if config.sampler.record_experts:
+        yield "sampler.record_experts is on, but experts are not recorded from vLLM; turn it off"
+    if not config.vllm.url.startswith(("http://", "https://")):
+        yield f"vllm.url is {config.vllm.url!r}, expected http://HOST:PORT"
 
 
 def _service(config: ConfigDict) -> Iterator[str]:
