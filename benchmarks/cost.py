@@ -26,7 +26,7 @@ from jaxrl_single import types
 from jaxrl_single.algorithms import arrays as arrays_lib
 from jaxrl_single.algorithms import table, update
 from jaxrl_single.data import packing
-from jaxrl_single.sampler import decode
+from jaxrl_single.sampler import decode, restrict
 from jaxrl_single.stages import build, trainer_parts
 from jaxrl_single.trainer import state as state_lib
 
@@ -178,7 +178,9 @@ def decode_seconds(num_slots: int = 40, num_steps: int = 6) -> tuple[float, floa
     """Of a chunk that records nothing, and of one that records 128 draws per token."""
     config = common.base()
     policy, _ = build.models(config, VOCABULARY)
-    params = policy.init(jax.random.key(0))
+    serving = policy.serving(policy.init(jax.random.key(0)))
+    pages_per_slot = -(-config.env.max_tokens // config.sampler.page_size)
+    num_pages = num_slots * pages_per_slot
     ones = np.ones(num_slots, np.int32)
     numbers = np.arange(num_slots, dtype=np.uint32)
     rows = decode.Rows(
@@ -188,20 +190,27 @@ def decode_seconds(num_slots: int = 40, num_steps: int = 6) -> tuple[float, floa
         active=ones.astype(bool),
         budgets=100 * ones,
         temperatures=ones.astype(np.float32),
+        seeds=0 * numbers,
         tickets=numbers,
         attempts=0 * numbers,
         turns=0 * numbers,
         indices=0 * numbers,
         stop_tokens=np.full((num_slots, 1), decode.NO_TOKEN, np.int32),
+        forced=np.full((num_steps, num_slots), decode.NO_TOKEN, np.int32),
+        wanted=ones.astype(bool),
+        limits=restrict.Limits.none(num_slots),
+        table=np.arange(num_pages, dtype=np.int32).reshape(num_slots, pages_per_slot),
+        owner=np.repeat(np.arange(num_slots, dtype=np.int32), pages_per_slot),
+        index=np.tile(np.arange(pages_per_slot, dtype=np.int32), num_slots),
     )
 
     def chunk(record):
-        cache = policy.init_cache(num_slots, config.env.max_tokens)
+        cache = policy.init_cache(num_pages, config.sampler.page_size)
 
         def once():
             nonlocal cache
             cache, sampled = decode.decode_chunk(
-                policy, params, cache, rows, jax.random.key(0), num_steps=num_steps, record=record
+                policy, serving, cache, rows, num_steps=num_steps, record=record
             )
             return sampled
 

@@ -66,7 +66,8 @@ def qwen3_30b_a3b() -> ConfigDict:
     # width 2048, the 128 experts and their width 768.
     config.trainer.mesh.update({"fsdp": 8, "expert": 8})
     config.batch.rows_per_micro_batch = 8
-    config.sampler.update({"num_slots": 256, "decode_chunk": 32, "prefill_lengths": (512, 4096)})
+    config.sampler.update({"num_slots": 256, "decode_chunk": 32, "page_size": 128})
+    config.sampler.update({"cache_sizes": (0.25, 0.5, 0.75), "prefill_pages": (4, 32)})
     # In bfloat16 sampler and trainer round differently, and their routers then choose differently.
     config.sampler.record_experts = True
     config.rollout.max_in_flight = 256
@@ -121,7 +122,8 @@ def shrink(config: ConfigDict) -> None:
     config.env.update(
         {"tool_latency_s": 0.0, "num_train_tasks": min(config.env.num_train_tasks, 8)}
     )
-    config.sampler.update({"num_slots": 8, "prefill_rows": 4, "num_aux_draws": 3, "top_k": 3})
+    config.sampler.update({"num_slots": 8, "prefill_pages": (4,)})
+    config.sampler.update({"num_aux_draws": 3, "top_k": 3})
     config.rollout.max_in_flight = 8
     config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
     config.checkpoint.every_steps = 2
@@ -267,8 +269,15 @@ def _sampler() -> ConfigDict:
         {
             "num_slots": 40,  # episodes decoded together; fixed, so a token's numbers are too
             "decode_chunk": 6,  # tokens decoded per dispatch; weights swap between chunks
-            "prefill_rows": 16,  # episodes prefilled per dispatch
-            "prefill_lengths": (16, 32),  # static lengths of a prefill; longer prompts go in pieces
+            "page_size": 32,  # tokens of a page of the cache; accelerators like 128
+            "cache_tokens": 0,  # most tokens cached in all slots; 0 = all of them full
+            # Smaller sizes that the cache may have, as fractions of that: memory and the cost of a
+            # step follow the tokens there are, but each size is compiled, which small models feel.
+            "cache_sizes": (),
+            "prefix_cache": "prompts",  # shared beginnings: off | prompts: no number changes | all
+            # Pages per prefill dispatch, ascending; a turn takes the smallest that holds what is
+            # new, else the largest several times.
+            "prefill_pages": (8,),
             "max_fed_tokens": 8,  # turns with so few new tokens read them by decode steps instead
             "num_aux_draws": 128,  # one-token draws per sampled token, if the algorithm reads them
             "top_k": 16,  # likeliest tokens recorded per sampled token, for those that need them
@@ -282,6 +291,7 @@ def _sampler() -> ConfigDict:
             "port": 0,  # of the first sampler, the next ones follow; 0 = any, see WORKDIR/samplers
             "token_file": "",  # holds the bearer token; empty = JAXRL_SAMPLER_TOKEN, or no token
             "max_waiting": 1024,  # requests that wait for a slot; more are told to come again
+            "idle_s": 60.0,  # a session idle for so long gives its slot to a request that waits
         }
     )
 

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_single import wire
@@ -80,6 +81,18 @@ def same_form(ours: api.Params, theirs: api.Params) -> None:
             f"these weights do not fit the engine's model: {path} is {forms[1].get(path)}, "
             f"expected {forms[0].get(path)} (shape, dtype; None = absent); "
             f"{len(odd)} tensors differ in all"
+        )
+
+
+def finite(params: api.Params) -> None:
+    """Raises ValueError if a number of params is infinite or not a number."""
+    flags = jax.device_get(jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params))
+    odd = [path for path, sound in jax.tree_util.tree_leaves_with_path(flags) if not sound]
+    if odd:
+        path = jax.tree_util.keystr(odd[0], simple=True, separator="/")
+        raise ValueError(
+            f"these weights can't be used: {path} holds a number that is not finite; "
+            f"{len(odd)} tensors do in all"
         )
 
 

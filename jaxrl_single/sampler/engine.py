@@ -3,46 +3,32 @@
 Other threads hand requests in and read futures; everything else belongs to the one thread that
 calls `step()`: the engine's own (`start`), or the caller's in inline use. Weights swap between
 chunks, so one token is sampled by one version, and every token carries its version.
+
+The numbers of a request are, to the bit, a function of the request, its session's earlier turns and
+the versions of the weights: other sessions, pages, sharing and eviction don't change them. There
+are two exceptions: prefix_cache "all", and a session that lost its pages after a swap that kept its
+cache, for the old weights that had read it are gone.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import threading
 import time
 from concurrent import futures
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_single import types, wire
 from jaxrl_single.models import api
-from jaxrl_single.sampler import checks, decode
-from jaxrl_single.sampler import slots as slots_lib
+from jaxrl_single.sampler import batch as batch_lib
+from jaxrl_single.sampler import checks, decode, stops
+from jaxrl_single.sampler import programs as programs_lib
+from jaxrl_single.sampler import settings as settings_lib
 
-SWAPS = ("keep", "recompute")
-_COUNTED = (
-    "tokens",
-    "prefill_tokens",
-    "steps",
-    "chunks",
-    "prefills",
-    "busy_seconds",
-    "swaps",
-    "swap_seconds",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """A request on its way; `tokens` is a copy, as the episode's list goes on growing."""
-
-    request: wire.Request
-    tokens: np.ndarray
-    future: futures.Future
+OnTokens = batch_lib.OnTokens
 
 
 class Engine:
@@ -52,7 +38,6 @@ class Engine:
     then only what is new of a turn is prefilled. Sessions without a slot wait in order.
 
     Attributes:
-      version: of the weights that sample now.
       error: the exception that ended the engine, None while it is well.
     """
 
@@ -64,84 +49,110 @@ class Engine:
         *,
         num_slots: int,
         cache_length: int,
+        page_size: int,
         decode_chunk: int,
-        prefill_rows: int,
-        prefill_lengths: tuple[int, ...],
+        prefill_pages: tuple[int, ...],
         seed: int,
+        cache_tokens: int = 0,
+        cache_sizes: tuple[float, ...] = (0.25, 0.5),
         swap: str = "keep",
         max_fed_tokens: int = 0,
+        prefix_cache: str = "prompts",
         record: types.Record = types.RECORD_NOTHING,
+        text_of: stops.TextOf | None = None,
     ):
         """Takes a copy of params.
 
         Args:
           num_slots: S, sessions at once; fixed, because a token's rounding depends on it.
           cache_length: C, most tokens of an episode.
+          page_size: B, tokens of a page of the cache.
           decode_chunk: tokens per dispatch; weights swap and turns begin between chunks.
-          prefill_rows: R, slots per prefill dispatch.
-          prefill_lengths: static widths of a prefill; longer prompts go in pieces of the widest.
-          seed: of all draws.
+          prefill_pages: pages per prefill dispatch, ascending. A turn takes the smallest that
+            holds its new tokens, else the largest several times.
+          seed: of the draws of requests that name none.
+          cache_tokens: tokens that the cache holds at most; 0 = every slot full.
+          cache_sizes: smaller sizes that it may have, as fractions of that; each is compiled.
           swap: "keep" the cache of sessions in flight when weights change, or "recompute" it
             with the new weights before their next token.
           max_fed_tokens: a turn that brings at most so many new tokens (besides its last) is read
             by decode steps instead of a prefill; cache_length for no prefill at all.
+          prefix_cache: what sessions share of each other's beginnings: "off"; "prompts", tokens
+            that both would read by a prefill (or both by decode steps): no number changes; "all".
           record: what every answer holds besides its tokens.
+          text_of: the text of tokens, for stop strings.
 
         Raises:
-          ValueError: a size is not positive, an unknown swap, or a record that the vocabulary is
-            too small for.
+          ValueError: a size or choice is not allowed, or the model can't give what `record` asks.
         """
-        sizes = {
-            "num_slots": num_slots,
-            "cache_length": cache_length,
-            "decode_chunk": decode_chunk,
-            "prefill_rows": prefill_rows,
-            "prefill_lengths": min(prefill_lengths, default=0),
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"sampler: {name} is {size}, it must be positive")
-        if swap not in SWAPS:
-            raise ValueError(f"sampler.swap is {swap!r}, allowed are {SWAPS}")
-        record.widths(policy.config.vocab_size)  # refuses what does not fit
-        self.version = version
+        settings = settings_lib.Settings(
+            num_slots=num_slots,
+            cache_length=cache_length,
+            page_size=page_size,
+            cache_tokens=cache_tokens,
+            cache_sizes=tuple(cache_sizes),
+            decode_chunk=decode_chunk,
+            prefill_pages=tuple(prefill_pages),
+            max_fed_tokens=max_fed_tokens,
+            prefix_cache=prefix_cache,
+            swap=swap,
+            seed=seed % 2**32,
+            experts_read=settings_lib.experts_read(record, policy.config),
+        )
         self.error: BaseException | None = None
         self._policy = policy
-        self._decode_chunk = decode_chunk
-        self._record = record
-        self._prefill_rows = prefill_rows
-        self._max_fed = max_fed_tokens
-        # A width beyond the cache would be padding only; if all is fed, nothing is prefilled.
-        widths = sorted({min(width, cache_length) for width in prefill_lengths})
-        self._widths = tuple(widths) if max_fed_tokens < cache_length - 1 else ()
-        self._swap_mode = swap
-        self._device = jax.local_devices()[0]
-        self._params = self._placed(params)
-        self._run_key = jax.device_put(jax.random.key(seed), self._device)
-        self._cache = jax.device_put(policy.init_cache(num_slots, cache_length), self._device)
-        self._slots = slots_lib.Slots(num_slots, cache_length)
-        self._jobs: dict[int, _Job] = {}  # slot -> its unfinished request
-        self._waiting: dict[str, _Job] = {}  # by session, in order of arrival
+        self._text_of = text_of
+        self._form = jax.eval_shape(lambda: params)
+        self._programs = programs_lib.Programs(
+            policy,
+            params,
+            num_pages=settings.pool_sizes()[0],
+            page_size=page_size,
+            num_steps=decode_chunk,
+            record=record,
+        )
+        self._batch = batch_lib.Batch(settings, self._programs, version)
+        self._counts = {"busy_seconds": 0.0, "swaps": 0, "swap_seconds": 0.0}
         # Shared with other threads, under the lock of `_changed`.
         self._changed = threading.Condition()
-        self._inbox: collections.deque[_Job | str] = collections.deque()  # str: a released session
-        self._next_weights: tuple[int, api.Params, float] | None = None  # float: when it came
-        self._stopping = False
+        self._inbox: collections.deque[batch_lib.Job | str] = collections.deque()  # str: released
+        self._next_weights: tuple[int, Any, float] | None = None  # float: when they came
+        self._paused = self._resumed = self._stopping = False
         self._thread: threading.Thread | None = None
-        self._counts: dict[str, float] = dict.fromkeys(_COUNTED, 0)
 
-    def submit(self, request: wire.Request) -> futures.Future[wire.Completion]:
+    @property
+    def version(self) -> int:
+        """Of the weights that sample now."""
+        return self._batch.version
+
+    @property
+    def num_waiting(self) -> int:
+        """Sessions without a slot, new requests among them; any thread may ask."""
+        return self._batch.num_waiting + len(self._inbox)
+
+    def submit(
+        self, request: wire.Request, *, on_tokens: OnTokens | None = None
+    ) -> futures.Future[wire.Completion]:
         """Hands in one turn; thread-safe. See `wire.Request`.
 
         An episode that fills the context gets "length": the budget is cut to what is left of
         cache_length, down to no token at all.
 
+        Args:
+          on_tokens: called in the engine's thread after each chunk with the tokens that it added
+            to the answer, and their log-probs; it must be quick.
+
         Raises:
           ValueError: the request is wrong; the message names the field.
           RuntimeError: the engine failed or was stopped.
         """
-        tokens = checks.request_tokens(request, vocab_size=self._policy.config.vocab_size)
-        job = _Job(request, tokens, futures.Future())
+        tokens = checks.request_tokens(
+            request,
+            vocab_size=self._policy.config.vocab_size,
+            has_text=self._text_of is not None,
+        )
+        strings = stops.StopStrings(request.stop, self._text_of) if request.stop else None
+        job = batch_lib.Job(request, tokens, futures.Future(), strings, on_tokens)
         self._post(job)
         return job.future
 
@@ -159,15 +170,30 @@ class Engine:
         Of several calls before a chunk ends, the last counts.
 
         Raises:
-          ValueError: params have other paths, shapes or dtypes than the engine's.
+          ValueError: params have other paths, shapes or dtypes than the engine's, or a number
+            that is not finite; what served goes on serving.
           RuntimeError: the engine failed or was stopped.
         """
         began = time.perf_counter()
-        checks.same_form(self._params, params)
-        placed = self._placed(params)
+        checks.same_form(self._form, params)
+        checks.finite(params)
+        serving = self._programs.form(params)
         with self._changed:
             self._refuse_if_ended()
-            self._next_weights = (version, placed, began)
+            self._next_weights = (version, serving, began)
+            self._changed.notify()
+
+    def pause(self) -> None:
+        """Samples nothing after the chunk that is on its way; thread-safe.
+
+        Requests go on being taken in, and weights loaded, until `resume`.
+        """
+        self._paused = True
+
+    def resume(self) -> None:
+        """Ends `pause`; thread-safe."""
+        with self._changed:
+            self._paused, self._resumed = False, True
             self._changed.notify()
 
     def step(self) -> bool:
@@ -184,23 +210,21 @@ class Engine:
         try:
             began = time.perf_counter()
             worked = self._swap()
-            worked |= self._admit()
-            self._prefill()
-            worked |= self._decode()
+            worked |= self._take_in()
+            if not self._paused:
+                worked |= self._batch.advance()
             if worked:
                 self._counts["busy_seconds"] += time.perf_counter() - began
             return worked
         except Exception as error:
-            self._end(error)
+            with self._changed:
+                self.error = error
+            self._fail_all(error)
             raise
 
     def warm_up(self) -> None:
         """Compiles every program, so that no episode waits for it. Before any other use."""
-        no_rows = np.zeros(self._prefill_rows, np.int32)
-        for width in self._widths:
-            tokens = np.zeros((self._prefill_rows, width), np.int32)
-            self._run_prefill(no_rows, tokens, no_rows, no_rows)
-        self._run_chunk(self._decode_rows())
+        self._batch.warm_up()
 
     def start(self) -> None:
         """Steps in a thread of its own until `stop`."""
@@ -220,18 +244,15 @@ class Engine:
     def stats(self) -> dict[str, float]:
         """Counts since the start, by name.
 
-        tokens: sampled. prefill_tokens. steps: decode steps of all slots. chunks, prefills:
-        dispatches. busy_seconds: in `step` with something to do. swaps; swap_seconds: from
-        `load_weights` to their effect, summed. active_slots: sampling now. held_slots: owned by a
-        session. waiting: sessions without a slot. compilations: programs of the sampler in this
-        process.
+        tokens: sampled. prefill_tokens. shared_tokens: copied from other sessions. steps: decode
+        steps of all slots. chunks, prefills: dispatches. evictions: sessions that lost their pages.
+        busy_seconds: in `step` with something to do. swaps; swap_seconds: from `load_weights` to
+        their effect, summed; stall_seconds: in which decoding stood still for a swap, what it had
+        to read again included. active_slots: sampling now. held_slots: owned by a session.
+        waiting: sessions without a slot. pages: of the cache now; used_pages: with tokens, those
+        of ended sessions among them. compilations: programs of the sampler in this process.
         """
-        return self._counts | {
-            "active_slots": int(self._slots.active.sum()),
-            "held_slots": self._slots.num_held,
-            "waiting": len(self._waiting),
-            "compilations": decode.num_compilations(),
-        }
+        return self._counts | self._batch.stats() | {"compilations": decode.num_compilations()}
 
     def _loop(self) -> None:
         # `step` has kept the exception and given it to all futures.
@@ -241,10 +262,11 @@ class Engine:
                     continue
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: self._inbox or self._next_weights or self._stopping
+                        lambda: self._inbox or self._next_weights or self._resumed or self._stopping
                     )
+                    self._resumed = False
 
-    def _post(self, item: _Job | str) -> None:
+    def _post(self, item: batch_lib.Job | str) -> None:
         with self._changed:
             self._refuse_if_ended()
             self._inbox.append(item)
@@ -261,122 +283,29 @@ class Engine:
             weights, self._next_weights = self._next_weights, None
         if weights is None:
             return False
-        self.version, self._params, began = weights
-        if self._swap_mode == "recompute":
-            self._slots.forget_cache()
+        version, serving, came = weights
+        self._batch.swap(version, serving)
         self._counts["swaps"] += 1
-        self._counts["swap_seconds"] += time.perf_counter() - began
+        self._counts["swap_seconds"] += time.perf_counter() - came
         return True
 
-    def _admit(self) -> bool:
+    def _take_in(self) -> bool:
         with self._changed:
             inbox, self._inbox = self._inbox, collections.deque()
         for item in inbox:
             if isinstance(item, str):
-                self._free(item)
+                self._batch.release(item)
             else:
-                self._accept(item)
-        while self._waiting and self._slots.any_free:
-            job = self._waiting.pop(next(iter(self._waiting)))
-            if not job.future.cancelled():
-                self._begin(job, self._slots.claim(job.request.session))
+                self._batch.accept(item)
+        self._batch.admit()
         return bool(inbox)
-
-    def _accept(self, job: _Job) -> None:
-        session = job.request.session
-        slot = self._slots.find(session)
-        if session in self._waiting or slot in self._jobs:
-            job.future.set_exception(
-                ValueError(f"session {session!r} has an unfinished request; it may have one")
-            )
-        elif slot is None:
-            self._waiting[session] = job
-        else:
-            self._begin(job, slot)
-
-    def _begin(self, job: _Job, slot: int) -> None:
-        if not job.future.set_running_or_notify_cancel():
-            return
-        self._slots.begin(slot, job.request, job.tokens)
-        if self._slots.active[slot]:
-            self._jobs[slot] = job
-        else:
-            job.future.set_result(self._slots.completion(slot, "length"))
-
-    def _free(self, session: str) -> None:
-        waiting = self._waiting.pop(session, None)
-        if waiting is not None and waiting.future.set_running_or_notify_cancel():
-            waiting.future.set_result(wire.Completion([], [], [], [], "cancelled"))
-        slot = self._slots.find(session)
-        if slot is None:
-            return
-        if slot in self._jobs:
-            completion = self._slots.completion(slot, "cancelled")
-            self._jobs.pop(slot).future.set_result(completion)
-        self._slots.release(session)
-
-    def _prefill(self) -> None:
-        for slots, tokens, starts, lengths in self._slots.prefill_rows(
-            self._prefill_rows, self._widths, self._max_fed
-        ):
-            self._run_prefill(slots, tokens, starts, lengths)
-            self._counts["prefills"] += 1
-            self._counts["prefill_tokens"] += int(lengths.sum())
-
-    def _decode(self) -> bool:
-        rows = self._decode_rows()
-        if not rows.active.any():
-            return bool(self._jobs)  # long prompts are still on their way in
-        sampled = jax.device_get(self._run_chunk(rows))
-        finished = self._slots.record(rows, sampled, self.version)
-        self._counts["chunks"] += 1
-        self._counts["steps"] += int(sampled.steps)
-        self._counts["tokens"] += int(sampled.counts.sum())
-        for slot in finished.tolist():
-            reason = "stop" if sampled.stopped[slot] else "length"
-            self._jobs.pop(slot).future.set_result(self._slots.completion(slot, reason))
-        return True
-
-    def _decode_rows(self) -> decode.Rows:
-        return self._slots.decode_rows(self._decode_chunk, self._max_fed)
-
-    def _run_prefill(self, *rows: np.ndarray) -> None:
-        self._cache = decode.prefill(self._policy, self._params, self._cache, *rows)
-
-    def _run_chunk(self, rows: decode.Rows) -> decode.Sampled:
-        self._cache, sampled = decode.decode_chunk(
-            self._policy,
-            self._params,
-            self._cache,
-            rows,
-            self._run_key,
-            num_steps=self._decode_chunk,
-            record=self._record,
-        )
-        return sampled
-
-    def _placed(self, params: api.Params) -> api.Params:
-        """A copy on the engine's device: the trainer donates its parameters to its next step."""
-        copy = jax.tree.map(
-            # device_put alone may share numpy's memory or the trainer's buffer.
-            lambda leaf: jax.device_put(jnp.array(leaf, copy=True), self._device),
-            params,
-        )
-        return jax.block_until_ready(copy)
-
-    def _end(self, error: Exception) -> None:
-        with self._changed:
-            self.error = error
-        self._fail_all(error)
 
     def _fail_all(self, error: Exception) -> None:
         with self._changed:
-            queued = [item for item in self._inbox if isinstance(item, _Job)]
+            queued = [item for item in self._inbox if isinstance(item, batch_lib.Job)]
             self._inbox.clear()
-        for job in (*self._jobs.values(), *self._waiting.values(), *queued):
+        for job in (*self._batch.unfinished(), *queued):
             if not job.future.done() and (
                 job.future.running() or job.future.set_running_or_notify_cancel()
             ):
                 job.future.set_exception(error)
-        self._jobs.clear()
-        self._waiting.clear()

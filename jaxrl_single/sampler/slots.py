@@ -1,197 +1,293 @@
 """What each slot of the engine holds: the host's side of the cache. numpy, used by one thread.
 
-A slot belongs to a session from its first turn until it is released. Per-token arrays are indexed
-by the position in the episode, so that a chunk of all slots is recorded by a few array operations.
+A slot belongs to a session from its first turn until it is released; what it holds stays useful to
+others ("warm") until the next session takes it. Per-token arrays are indexed by the position in the
+episode, so that a chunk of all slots is recorded by a few array operations.
+
+How a token is read, by a prefill (and of how many pages) or by a decode step, decides its rounding.
+So it is settled when the token becomes known, by what the session itself asked for and never by
+what happens to be cached, and a token that must be read again is read in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from jaxrl_single import wire
-from jaxrl_single.sampler import decode
+from jaxrl_single.sampler import decode, restrict
+from jaxrl_single.sampler import settings as settings_lib
 
 MAX_STOP_TOKENS = 8  # of a request; a static shape
-
-# slots [R], tokens [R, P], starts [R], lengths [R], as `api.Policy.prefill` takes them
-PrefillRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+FED = settings_lib.FED
 
 
 class Slots:
-    """All slots of one engine.
+    """All slots of one engine. Arrays are [S] unless said; the engine's parts read them freely.
 
     Attributes:
-      active: [S], the slot has a request that is not finished.
-      cached: [S], so many tokens of the episode have their keys and values in the cache.
+      active: bool, the slot has a request that is not finished.
+      held: bool, the slot belongs to a session.
+      matching: bool, whether others hold the beginning of its tokens is still to be found out.
+      fresh: bool, all that is cached was read by the weights that serve now.
+      touched: i64, when the turn began, or ended; a counter.
+      cached: i32, so many tokens of the episode have their keys and values in the cache.
+      lengths: i32, known tokens, the sampled ones included.
+      firsts: i32, known tokens when the turn began.
+      starts: i32, tokens before the ones that the turn brought: those read by earlier turns.
+      tokens: i32 [S, M * B], the episode.
+      reading: i8 [S, M * B], how each token is read; see FED.
     """
 
-    def __init__(self, num_slots: int, cache_length: int):
-        per_slot, per_token = (num_slots,), (num_slots, cache_length)
-        self.cache_length = cache_length
-        self.active = np.zeros(per_slot, np.bool_)
-        self.cached = np.zeros(per_slot, np.int32)
-        self._lengths = np.zeros(per_slot, np.int32)  # known tokens, the sampled ones included
-        self._firsts = np.zeros(per_slot, np.int32)  # known tokens when the turn began
-        self._budgets = np.zeros(per_slot, np.int32)  # tokens that the turn may still sample
-        self._temperatures = np.ones(per_slot, np.float32)
-        self._tickets = np.zeros(per_slot, np.uint32)
-        self._attempts = np.zeros(per_slot, np.uint32)
-        self._turns = np.zeros(per_slot, np.uint32)
-        self._stop_tokens = np.full((num_slots, MAX_STOP_TOKENS), decode.NO_TOKEN, np.int32)
-        self._tokens = np.zeros(per_token, np.int32)
-        self._logprobs = np.zeros(per_token, np.float32)
-        self._entropies = np.zeros(per_token, np.float32)
+    def __init__(self, settings: settings_lib.Settings):
+        num_slots = settings.num_slots
+        per_slot, per_token = (
+            (num_slots,),
+            (num_slots, settings.pages_per_slot * settings.page_size),
+        )
+        self.settings = settings
+        self.active, self.held, self.matching = (np.zeros(per_slot, np.bool_) for _ in range(3))
+        self.fresh = np.ones(per_slot, np.bool_)
+        self.touched = np.zeros(per_slot, np.int64)
+        self.cached, self.lengths, self.firsts, self.starts = (
+            np.zeros(per_slot, np.int32) for _ in range(4)
+        )
+        self.tokens = np.zeros(per_token, np.int32)
+        self.reading = np.zeros(per_token, np.int8)
+        # What the turn asks for.
+        self.budgets = np.zeros(per_slot, np.int32)  # tokens that it may still sample
+        self.temperatures = np.ones(per_slot, np.float32)
+        self.seeds, self.tickets, self.attempts, self.turns = (
+            np.zeros(per_slot, np.uint32) for _ in range(4)
+        )
+        self.stop_tokens = np.full((num_slots, MAX_STOP_TOKENS), decode.NO_TOKEN, np.int32)
+        self.limits = restrict.Limits.none(num_slots)
+        self.wanted = np.zeros(per_slot, np.bool_)
+        self.forced: dict[int, np.ndarray] = {}  # slot -> tokens to take instead of draws
+        # What it has got.
+        self._logprobs, self._untruncated, self._entropies = (
+            np.zeros(per_token, np.float32) for _ in range(3)
+        )
         self._versions = np.zeros(per_token, np.int32)
+        experts = settings.experts_read
+        self.experts = None if experts is None else np.zeros((*per_token, *experts), np.int16)
         # Of the turn, chunk by chunk: rows of a vocabulary are too large to hold for every token.
         self._recorded: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_slots)]
+        self._reused = np.zeros(per_slot, np.int32)
+        self._reread = np.zeros(per_slot, np.bool_)  # after a swap, in this turn
         self._owner: dict[str, int] = {}  # session -> slot
-        self._free = list(range(num_slots - 1, -1, -1))
-
-    @property
-    def any_free(self) -> bool:
-        return bool(self._free)
-
-    @property
-    def num_held(self) -> int:
-        """Slots that belong to a session."""
-        return len(self._owner)
+        self._clock = 0
 
     def find(self, session: str) -> int | None:
         """The session's slot, None if it has none."""
         return self._owner.get(session)
 
-    def claim(self, session: str) -> int:
-        """Gives the session a slot; there must be a free one."""
-        slot = self._owner[session] = self._free.pop()
-        self.cached[slot] = 0
-        return slot
+    def claim(self, session: str, slot: int) -> None:
+        """Gives the session a slot that nobody holds."""
+        assert not self.held[slot], "the slot belongs to a session"
+        self._owner[session] = slot
+        self.held[slot] = True
+        self.starts[slot] = 0
 
     def release(self, session: str) -> None:
-        """Takes the slot back; what it holds is dead."""
+        """Takes the slot back; what it holds stays until the slot or its pages are needed."""
         slot = self._owner.pop(session)
-        self.active[slot] = False
-        self._free.append(slot)
+        self.active[slot] = self.held[slot] = self.matching[slot] = False
+        self._touch(slot)
 
     def begin(self, slot: int, request: wire.Request, tokens: np.ndarray) -> None:
-        """Starts a turn. What the cache holds is kept if the tokens extend it, all or nothing.
+        """Starts a turn; when its tokens fill the context, there is nothing to sample.
 
-        Args:
-          tokens: request.tokens; when they fill the context, there is nothing to sample.
+        What earlier turns have read stays if the tokens extend it. Otherwise all tokens are new,
+        and what the slot holds is of use like what any other slot holds.
         """
-        tokens = tokens[: self.cache_length]
-        length, cached = len(tokens), self.cached[slot]
-        extends = cached < length and np.array_equal(self._tokens[slot, :cached], tokens[:cached])
-        if not extends:
-            self.cached[slot] = 0
-        self._tokens[slot, :length] = tokens
-        self._lengths[slot] = self._firsts[slot] = length
-        self._budgets[slot] = min(request.max_new_tokens, self.cache_length - length)
-        self._temperatures[slot] = request.temperature
-        self._tickets[slot] = request.ticket
-        self._attempts[slot] = request.attempt
-        self._turns[slot] = request.turn
-        self._recorded[slot] = []
-        self._stop_tokens[slot] = decode.NO_TOKEN
-        self._stop_tokens[slot, : len(request.stop_token_ids)] = request.stop_token_ids
-        self.active[slot] = self._budgets[slot] > 0
+        tokens = tokens[: self.settings.cache_length]
+        length, start = len(tokens), int(self.starts[slot])
+        if start >= length or not np.array_equal(self.tokens[slot, :start], tokens[:start]):
+            start = 0
+        how = self.settings.reading(start, length)
+        if start or not self.settings.shares or not self.fresh[slot]:
+            self._keep(slot, start)
+        else:
+            self._keep(slot, int(self.common_prefix([slot], tokens[:-1], how)[0]))
+        self.tokens[slot, :length] = tokens
+        self.reading[slot, start:] = FED
+        self.reading[slot, start : length - 1] = how
+        self.starts[slot], self._reread[slot] = start, False
+        self.lengths[slot] = self.firsts[slot] = length
+        self._reused[slot] = self.cached[slot]
+        self.matching[slot] = self.settings.shares and (not start or self.cached[slot] < start)
+        self._ask(slot, request)
+        self.active[slot] = self.budgets[slot] > 0
+        self._touch(slot)
 
-    def forget_cache(self) -> None:
-        """Every slot is prefilled again before it samples its next token."""
-        self.cached[:] = 0
+    def common_prefix(
+        self, rows: np.ndarray | list[int], tokens: np.ndarray, reading: np.ndarray | int
+    ) -> np.ndarray:
+        """How many of `tokens` [n] each row begins with and can be shared when read as `reading`.
 
-    def prefill_rows(
-        self, num_rows: int, widths: tuple[int, ...], max_fed: int
-    ) -> Iterator[PrefillRows]:
-        """The next piece of every active slot that misses more than `max_fed` tokens in its cache.
-
-        The last known token is never prefilled: the decode step that reads it gives the logits.
-        What is cut where depends on the slot alone, and so do its numbers: a piece has the
-        narrowest of `widths` that holds what is missing, else the widest.
-
-        Args:
-          num_rows: R, of each batch; rows that are not needed have length 0.
-          widths: allowed P, ascending.
+        It looks at what the arrays hold; whether the rows know or have cached so much is not asked.
         """
-        missing = np.where(self.active, self._lengths - 1 - self.cached, 0)
-        pieces = np.where(missing > max_fed, np.minimum(missing, max(widths, default=0)), 0)
-        bucket = np.searchsorted(widths, pieces)
-        for index, width in enumerate(widths):
-            needing = np.flatnonzero((pieces > 0) & (bucket == index))
-            for begin in range(0, len(needing), num_rows):
-                yield self._prefill_batch(
-                    needing[begin : begin + num_rows], num_rows, width, pieces
-                )
+        if not len(tokens):
+            return np.zeros(len(rows), np.int64)
+        same = self.tokens[rows, : len(tokens)] == tokens
+        if self.settings.prefix_cache == "prompts":
+            same &= self.reading[rows, : len(tokens)] == reading
+        return np.where(same.all(axis=1), len(tokens), same.argmin(axis=1))
 
-    def decode_rows(self, num_steps: int, max_fed: int) -> decode.Rows:
-        """The active slots that miss at most `max_fed` tokens (besides the last) in their cache."""
-        unread = self._lengths - self.cached
-        steps = np.arange(num_steps)[:, None]
-        at = np.minimum(self.cached + steps, self.cache_length - 1)
-        return decode.Rows(
-            tokens=self._tokens[np.arange(len(unread)), at],
-            num_known=unread,
-            positions=self.cached.copy(),
-            active=self.active & (unread - 1 <= max_fed),
-            budgets=self._budgets.copy(),
-            temperatures=self._temperatures,
-            tickets=self._tickets,
-            attempts=self._attempts,
-            turns=self._turns,
-            indices=(self._lengths - self._firsts).astype(np.uint32),
-            stop_tokens=self._stop_tokens,
-        )
+    def read_until(self, slots: np.ndarray) -> np.ndarray:
+        """Where the next tokens of `slots` cease to be read in the same way, `lengths` at most."""
+        at, width = self.cached[slots], self.tokens.shape[1]
+        how = self.reading[slots, np.minimum(at, width - 1)]
+        columns = np.arange(width)
+        ends = (self.reading[slots] != how[:, None]) & (columns >= at[:, None])
+        ends |= columns >= self.lengths[slots, None]
+        return np.where(ends.any(axis=1), ends.argmax(axis=1), self.lengths[slots])
+
+    def share(self, slot: int, source: int, length: int) -> None:
+        """The slot's first `length` tokens have been copied from `source`."""
+        self.cached[slot] = length
+        self._reused[slot] = max(self._reused[slot], min(length, self.firsts[slot]))
+        if self.experts is not None:
+            self.experts[slot, :length] = self.experts[source, :length]
+        if not self.active[source]:  # of an active slot it tells the age
+            self._touch(source)
+
+    def drop(self, slot: int) -> None:
+        """Its pages are gone: all is read again before the next token, in the same way."""
+        self._keep(slot, 0)
+        self.matching[slot] = self.active[slot] and self.settings.shares
+
+    def swap(self) -> None:
+        """The weights have changed; slots that nobody holds have been dropped.
+
+        With swap "recompute" everything is read again, in the way of a session that begins with it.
+        With "keep" only turns that have not sampled yet read their tokens again (once), so that
+        their numbers follow from the versions of their tokens.
+        """
+        if self.settings.swap == "recompute":
+            self.cached[:], self.starts[:] = 0, 0
+            for slot in np.flatnonzero(self.active).tolist():
+                length = int(self.lengths[slot])
+                self.reading[slot] = FED
+                self.reading[slot, : length - 1] = self.settings.reading(0, length)
+        else:
+            again = self.active & (self.lengths == self.firsts) & ~self._reread
+            self.cached[again] = np.minimum(self.cached, self.starts)[again]
+            self._reread |= again
+        self.fresh[:] = self.cached == 0
+        if self.settings.shares:
+            self.matching |= self.active & self.fresh
 
     def record(self, rows: decode.Rows, sampled: decode.Sampled, version: int) -> np.ndarray:
         """Appends a chunk (numpy arrays) sampled by `version`; returns the slots that finished."""
-        counts, first = sampled.counts, rows.num_known - 1
-        steps = np.arange(len(sampled.tokens))[:, None]
-        steps, slots = np.nonzero((steps >= first) & (steps < first + counts))
-        at = self._lengths[slots] + steps - first[slots]
-        self._tokens[slots, at] = sampled.tokens[steps, slots]
+        first = rows.num_known - 1
+        sampling = rows.active & (rows.num_known == self.lengths - self.cached)
+        counts = np.where(sampling, sampled.counts, 0)  # the others were only read again
+        all_steps = np.arange(len(sampled.tokens))[:, None]
+        steps, slots = np.nonzero((all_steps >= first) & (all_steps < first + counts))
+        at = self.lengths[slots] + steps - first[slots]
+        self.tokens[slots, at] = sampled.tokens[steps, slots]
         self._logprobs[slots, at] = sampled.logprobs[steps, slots]
+        self._untruncated[slots, at] = sampled.untruncated_logprobs[steps, slots]
         self._entropies[slots, at] = sampled.entropies[steps, slots]
         self._versions[slots, at] = version
-        self._keep_rows(sampled, first)
-        self._lengths += counts
-        self._budgets -= counts
+        self._keep_rows(sampled, first, counts)
         # A step reads one token; the newest sampled one has not been read.
-        read = np.minimum(rows.num_known + np.maximum(counts - 1, 0), sampled.steps)
-        self.cached += np.where(rows.active, read, 0)
-        finished = np.flatnonzero(rows.active & (sampled.stopped | (self._budgets == 0)))
-        self.active[finished] = False
-        return finished
+        read = np.minimum(rows.num_known + np.maximum(sampled.counts - 1, 0), sampled.steps)
+        read = np.where(rows.active, read, 0)
+        if self.experts is not None:
+            steps, slots = np.nonzero(all_steps < read)
+            at = self.cached[slots] + steps
+            self.experts[slots, at] = sampled.expert_ids[steps, slots]
+        self.cached += read
+        self.lengths += counts
+        self.budgets -= counts
+        return np.flatnonzero(sampling & (sampled.stopped | (self.budgets == 0)))
 
-    def completion(self, slot: int, finish_reason: str) -> wire.Completion:
-        """What the slot has sampled in its turn."""
-        turn = slice(self._firsts[slot], self._lengths[slot])
-        return wire.Completion(
-            tokens=self._tokens[slot, turn].tolist(),
+    def record_prefill(
+        self, of_slots: np.ndarray, rows: decode.PrefillRows, experts: np.ndarray
+    ) -> None:
+        """Writes down the experts [R, B, L, k] of a prefill's tokens."""
+        columns = np.arange(self.settings.page_size)
+        row, column = np.nonzero((columns >= rows.first[:, None]) & (columns < rows.last[:, None]))
+        at = rows.page_index[row] * self.settings.page_size + column
+        self.experts[of_slots[row], at] = experts[row, column]
+
+    def new_tokens(self, slot: int) -> np.ndarray:
+        """What the turn has sampled."""
+        return self.tokens[slot, self.firsts[slot] : self.lengths[slot]]
+
+    def new_logprobs(self, slot: int) -> np.ndarray:
+        """Of `new_tokens`, under the distributions that they were drawn from."""
+        return self._logprobs[slot, self.firsts[slot] : self.lengths[slot]]
+
+    def cut(self, slot: int, count: int) -> None:
+        """Forgets what the turn has sampled after its first `count` tokens."""
+        self.lengths[slot] = self.firsts[slot] + count
+
+    def finish(
+        self, slot: int, finish_reason: str, stop_reason: str | int | None = None
+    ) -> wire.Completion:
+        """Ends the turn; returns what it has sampled."""
+        turn = slice(self.firsts[slot], self.lengths[slot])
+        self._keep(slot, int(self.lengths[slot]) - 1)
+        answer = wire.Completion(
+            tokens=self.tokens[slot, turn].tolist(),
             logprobs=self._logprobs[slot, turn].tolist(),
             entropies=self._entropies[slot, turn].tolist(),
             policy_versions=self._versions[slot, turn].tolist(),
             finish_reason=finish_reason,
-            **{
-                name: np.concatenate([chunk[name] for chunk in self._recorded[slot]]).tolist()
-                for name in (self._recorded[slot][0] if self._recorded[slot] else ())
-            },
+            untruncated_logprobs=self._untruncated[slot, turn].tolist(),
+            stop_reason=stop_reason,
+            num_cached_tokens=int(self._reused[slot]),
+            **self._recorded_fields(slot, turn.stop - turn.start),
         )
+        if turn.stop > turn.start:  # else the tokens that the turn brought were not read
+            self.starts[slot] = turn.stop - 1
+        self.active[slot] = self.matching[slot] = False
+        self._recorded[slot] = []
+        self._touch(slot)
+        return answer
 
-    def _keep_rows(self, sampled: decode.Sampled, first: np.ndarray) -> None:
-        for slot in np.flatnonzero(sampled.counts).tolist() if sampled.recorded else ():
-            steps = slice(first[slot], first[slot] + sampled.counts[slot])
+    def _ask(self, slot: int, request: wire.Request) -> None:
+        room = self.settings.cache_length - int(self.lengths[slot])
+        self.budgets[slot] = min(request.max_new_tokens, room)
+        self.temperatures[slot] = request.temperature or 1.0  # a greedy slot's distribution is at 1
+        self.seeds[slot] = self.settings.seed if request.seed is None else request.seed
+        self.tickets[slot] = request.ticket
+        self.attempts[slot] = request.attempt
+        self.turns[slot] = request.turn
+        self.stop_tokens[slot] = decode.NO_TOKEN
+        self.stop_tokens[slot, : len(request.stop_token_ids)] = request.stop_token_ids
+        self.limits.put(slot, request)
+        self.wanted[slot] = request.record
+        self.forced.pop(slot, None)
+        if request.forced_tokens:
+            self.forced[slot] = np.asarray(request.forced_tokens, np.int32)
+
+    def _keep(self, slot: int, count: int) -> None:
+        """Of what is cached, the first `count` tokens."""
+        self.cached[slot] = min(self.cached[slot], count)
+        self.fresh[slot] |= self.cached[slot] == 0
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self.touched[slot] = self._clock
+
+    def _keep_rows(self, sampled: decode.Sampled, first: np.ndarray, counts: np.ndarray) -> None:
+        for slot in np.flatnonzero(counts * self.wanted).tolist() if sampled.recorded else ():
+            steps = slice(first[slot], first[slot] + counts[slot])
             chunk = {name: array[steps, slot].copy() for name, array in sampled.recorded.items()}
             self._recorded[slot].append(chunk)
 
-    def _prefill_batch(
-        self, batch: np.ndarray, num_rows: int, width: int, pieces: np.ndarray
-    ) -> PrefillRows:
-        used = len(batch)
-        slots, starts, lengths = (np.zeros(num_rows, np.int32) for _ in range(3))
-        tokens = np.zeros((num_rows, width), np.int32)
-        slots[:used], starts[:used], lengths[:used] = batch, self.cached[batch], pieces[batch]
-        at = np.minimum(starts[:used, None] + np.arange(width), self.cache_length - 1)
-        tokens[:used] = self._tokens[batch[:, None], at]
-        self.cached[batch] += pieces[batch]
-        return slots, tokens, starts, lengths
+    def _recorded_fields(self, slot: int, count: int) -> dict[str, list]:
+        chunks = self._recorded[slot]
+        found = {
+            name: np.concatenate([chunk[name] for chunk in chunks])[:count].tolist()
+            for name in (chunks[0] if chunks else ())
+        }
+        if self.experts is not None:
+            start = int(self.starts[slot])
+            found["expert_start"] = start
+            found["expert_ids"] = self.experts[slot, start : self.cached[slot]].tolist()
+        return found

@@ -43,8 +43,8 @@ def _drain(policy_and_params, batch, *, max_in_flight, record=types.RECORD_NOTHI
         num_slots=4,
         cache_length=48,
         decode_chunk=3,
-        prefill_rows=2,
-        prefill_lengths=(16,),
+        page_size=16,
+        prefill_pages=(2,),
         seed=0,
         record=record,
     )
