@@ -1,8 +1,10 @@
 """The parity gate on real episodes: sampler against trainer at equal weights (DESIGN §6)."""
 
 import asyncio
+import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from configs import common
@@ -88,6 +90,47 @@ def test_a_forgotten_temperature_is_caught():
     wrong = gate.measure(mismatch, params, found, pack, limit=8)
     with pytest.raises(gate.GateFailed):
         gate.check(wrong, config.gate, temperature=0.5)
+
+
+def test_replay_makes_up_for_a_router_that_chooses_otherwise():
+    """Engine, episode, packing and the trainer's forward pass, with the sampler's experts."""
+    config, world, policy = make("tiny_moe", 1.0)
+    config.sampler.record_experts = True
+    params = policy.init(jax.random.key(0))
+    record = build.evaluation_record(config)
+    engine = sampler_process.make_engine(config, policy, params, 0, record=record)
+    found = episodes(config, world, engine, 0)
+    assert max(len(episode.finish_reasons) for episode in found) > 1
+    for episode in found:
+        read = (episode.expert_ids >= 0).all(axis=(1, 2))  # all that the last action follows
+        last_action = np.flatnonzero(episode.action_mask)[-1]
+        np.testing.assert_array_equal(read, np.arange(episode.num_tokens) < last_action)
+
+    mismatch = score.make_mismatch(policy, chunk=warm_start.LOGPROB_CHUNK)
+    replaying = build.packer(config, routing=build.routing(config, policy.config))
+
+    def unknown(trajectories):
+        batch = replaying(trajectories)
+        nothing = np.full_like(batch.expert_ids, types.UNKNOWN_EXPERT)
+        return dataclasses.replace(batch, expert_ids=nothing)
+
+    packs = {"replayed": replaying, "own": unknown}
+
+    def measured(params):
+        return {
+            name: gate.measure(mismatch, params, found, pack, limit=8)
+            for name, pack in packs.items()
+        }
+
+    same = measured(params)
+    gate.check(same["replayed"], config.gate, temperature=1.0)
+    assert same["replayed"] == same["own"]  # bitwise: the trainer's router chooses the same
+
+    kernel = params["layers"]["router"]["kernel"]
+    noise = 0.01 * jax.random.normal(jax.random.key(1), kernel.shape)
+    layers = {**params["layers"], "router": {"kernel": kernel + noise}}
+    moved = measured({**params, "layers": layers})
+    assert moved["own"]["mismatch/max"] > 5 * moved["replayed"]["mismatch/max"] > 0
 
 
 def test_nothing_to_compare_does_not_pass():
