@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -53,14 +54,17 @@ class Admission:
     """Hands requests to engines, within limits.
 
     A session may have one request in flight. If its client goes away, the session ends: its slot
-    is free at once.
+    is free at once. A client may also go away between two requests, which nobody sees: so a
+    session that has been idle for long gives its slot to a request that waits for one. If it comes
+    back it is read again; no number changes.
     """
 
     def __init__(self, router: Router, *, max_waiting: int):
         """Lets max_waiting requests wait for a slot."""
         self._router = router
         self._max_waiting = max_waiting
-        self._busy: set[str] = set()
+        self._busy: dict[str, object] = {}  # session -> its request in flight
+        self._idle_since: dict[str, float] = {}  # of sessions between two requests, oldest first
         # Sessions of pinned versions; an engine that the router drops takes its sessions along.
         self._pinned: weakref.WeakValueDictionary[str, engine_lib.Engine] = (
             weakref.WeakValueDictionary()
@@ -102,7 +106,10 @@ class Admission:
           ApiError: 409, a session has a request in flight; 429, too many requests wait.
         """
         self._refuse(engine, sessions)
-        self._busy.update(sessions)
+        request = object()
+        for session in sessions:
+            self._busy[session] = request
+            self._idle_since.pop(session, None)
         if engine is not self._router.following:
             self._pinned.update(dict.fromkeys(sessions, engine))
         ended = once
@@ -112,19 +119,37 @@ class Admission:
             ended = True
             raise
         finally:
-            self._busy.difference_update(sessions)
-            for session in sessions if ended else ():
-                self.release(session)
+            for session in sessions:
+                if self._busy.get(session) is not request:
+                    continue  # released meanwhile
+                del self._busy[session]
+                if ended:
+                    self.release(session)
+                else:
+                    self._idle_since[session] = time.monotonic()
 
     def release(self, session: str) -> None:
         """Ends the session, wherever it is; unknown ones are ignored."""
+        self._busy.pop(session, None)
+        self._idle_since.pop(session, None)
         pinned = self._pinned.pop(session, None)
         for engine in (self._router.following, pinned):
             if engine is not None:
                 engine.release(session)
 
+    def make_room(self, idle_s: float) -> None:
+        """Ends sessions that have been idle for so long, one for each request without a slot."""
+        wanted: dict[engine_lib.Engine, int] = {}
+        for session, since in list(self._idle_since.items()):
+            if time.monotonic() - since < idle_s:
+                return
+            engine = self._pinned.get(session, self._router.following)
+            if wanted.setdefault(engine, engine.num_waiting) > 0:
+                wanted[engine] -= 1
+                self.release(session)
+
     def _refuse(self, engine: engine_lib.Engine, sessions: Sequence[str]) -> None:
-        busy = self._busy.intersection(sessions)
+        busy = self._busy.keys() & set(sessions)
         if busy:
             message = f"session {min(busy)!r} has an unfinished request; it may have one"
             raise http_errors.ApiError(409, message, code="session_busy", retry_after_s=_RETRY_S)

@@ -23,6 +23,7 @@ from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import access, admission, http_errors, openai_api, openai_routes
 from jaxrl_single.weights import base as weights_base
 
+_SWEEP_S = 1.0  # between looks for sessions that are idle while requests wait
 _SHUTDOWN_S = 1.0  # for answers that are on their way when the service closes
 _BACKLOG = 1024  # connections that wait to be accepted
 
@@ -47,6 +48,7 @@ class Server:
         max_tokens_limit: int = 2**16,
         model_name: str = "policy",
         max_top_logprobs: int = 0,
+        idle_s: float = 60.0,
     ):
         """Nothing listens before `start`.
 
@@ -60,6 +62,7 @@ class Server:
           max_tokens_limit: most new tokens that one request may ask for.
           model_name: what clients call the model.
           max_top_logprobs: likeliest tokens that the engines record.
+          idle_s: a session idle for so many seconds loses its slot to a request that waits for one.
 
         Raises:
           ValueError: a host that others reach, and no token; an empty token; a limit below 1.
@@ -84,6 +87,7 @@ class Server:
         self._host = host
         self._token = token
         self._max_tokens_limit = max_tokens_limit
+        self._idle_s = idle_s
         self._admission = admission.Admission(router, max_waiting=max_waiting)
         self._app = web.Application(
             client_max_size=max_body_bytes, middlewares=[http_errors.as_json, self._authorise]
@@ -93,6 +97,7 @@ class Server:
         openai = openai_routes.OpenAiRoutes(self._admission, text, allowed)
         self._app.add_routes(openai.routes())
         self._runner: web.AppRunner | None = None
+        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listens; OSError if the port is taken."""
@@ -105,11 +110,19 @@ class Server:
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self.port, backlog=_BACKLOG).start()
         self.port = self._runner.addresses[0][1]
+        self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
         """Stops listening and ends what is in flight; the engines go on."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP_S, self._idle_s))
+            self._admission.make_room(self._idle_s)
 
     def _routes(self) -> list[web.RouteDef]:
         return [

@@ -134,13 +134,14 @@ def run(tmp_path):
 
 def test_episodes_over_http_are_those_of_an_engine_beside_the_rollout(run):
     """Bitwise, from two samplers, following the weights and pinned to a version."""
-    for name in NAMES:
-        run.start(sampler_process.run, name=name)
-    run.start(rollout_process.run)
-    first = run.tickets(range(8))
     run.publish(0)
+    for count, name in enumerate(NAMES, start=1):  # one after the other: they share programs
+        run.start(sampler_process.run, name=name)
+        run.wait(lambda count=count: len(addresses.urls(run.paths)) == count)
+    urls = addresses.urls(run.paths)
+    first = run.tickets(range(8))
+    run.start(rollout_process.run)
     assert_same(run.collect(first), run.directly(first, 0))
-    urls = run.wait(lambda: len(found := addresses.urls(run.paths)) == 2 and found)
 
     run.publish(1)
     run.wait(lambda: all(ask(url, "version")["version"] == 1 for url in urls))

@@ -1,0 +1,45 @@
+"""Sessions whose client has gone between two requests: they must not hold their slots for ever."""
+
+import threading
+import time
+
+import server_lab
+
+
+def generate(service, session, turn=0, tokens=(3, 4)):
+    body = dict(session=session, ticket=1, attempt=0, turn=turn, tokens=list(tokens))
+    body |= dict(max_new_tokens=4, stop_token_ids=[], temperature=1.0)
+    return service.post("/generate", body)
+
+
+def test_an_idle_session_gives_its_slot_to_a_request_that_waits_and_loses_nothing():
+    engine = server_lab.make_engine(num_slots=8)
+    engine.start()
+    with server_lab.serving(engine, idle_s=0.3) as service:
+        first = [generate(service, f"s{n}")[1] for n in range(8)]
+        time.sleep(0.6)
+        assert service.get("/stats")[1]["held_slots"] == 8, "nobody waits for a slot"
+        status, answer = generate(service, "new")
+        assert (status, answer["tokens"]) == (200, first[0]["tokens"])
+        assert service.get("/stats")[1]["held_slots"] == 8
+        # The one that was idle longest has lost its slot; its next turn is as it would have been.
+        returned = generate(service, "s0", turn=1, tokens=(3, 4, *first[0]["tokens"], 5))[1]
+        stayed = generate(service, "s7", turn=1, tokens=(3, 4, *first[7]["tokens"], 5))[1]
+        assert stayed["num_cached_tokens"] > 0
+        assert (returned["tokens"], returned["logprobs"]) == (stayed["tokens"], stayed["logprobs"])
+
+
+def test_a_session_that_was_idle_for_less_keeps_its_slot():
+    engine = server_lab.make_engine(num_slots=8)
+    engine.start()
+    with server_lab.serving(engine, idle_s=30.0) as service:
+        for number in range(8):
+            generate(service, f"s{number}")
+        waiting = threading.Thread(target=generate, args=(service, "new"))
+        waiting.start()
+        service.wait_for(lambda: engine.num_waiting == 1)
+        time.sleep(1.2)
+        assert engine.num_waiting == 1
+        assert service.post("/release", {"session": "s3"})[0] == 200
+        waiting.join(30)
+        assert engine.num_waiting == 0
