@@ -92,12 +92,8 @@ class VllmServer:
         self._serving = checkpoint
 
     def _save(self, place: pathlib.Path, params: base.Params) -> None:
-        hf.save(
-            place,
-            self._shape,
-            base.unflatten(base.flatten(params)),
-            context_length=self._context_length,
-        )
+        arrays = base.unflatten(base.flatten(params))
+        hf.save(place, self._shape, arrays, context_length=self._context_length)
 
     def _replace(self, checkpoint: pathlib.Path) -> None:
         problem = self._reload(checkpoint)
