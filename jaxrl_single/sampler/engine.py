@@ -39,6 +39,7 @@ class Engine:
 
     Attributes:
       error: the exception that ended the engine, None while it is well.
+      vocab_size, cache_length: token ids and tokens of an episode are below and at most these.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class Engine:
             experts_read=settings_lib.experts_read(record, policy.config),
         )
         self.error: BaseException | None = None
-        self._policy = policy
+        self.vocab_size = policy.config.vocab_size
+        self.cache_length = cache_length
         self._text_of = text_of
         self._form = jax.eval_shape(lambda: params)
         self._programs = programs_lib.Programs(
@@ -148,7 +150,7 @@ class Engine:
         """
         tokens = checks.request_tokens(
             request,
-            vocab_size=self._policy.config.vocab_size,
+            vocab_size=self.vocab_size,
             has_text=self._text_of is not None,
         )
         strings = stops.StopStrings(request.stop, self._text_of) if request.stop else None

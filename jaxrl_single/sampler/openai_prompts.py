@@ -18,7 +18,7 @@ def of_completion(prompt: Any, text: text_lib.Text) -> list[list[int]]:
       ApiError: 400, it is something else, is empty, or the text can't be encoded.
     """
     several = [prompt] if isinstance(prompt, str) or fields_lib.are_ids(prompt) else prompt
-    if not isinstance(several, list) or not several or several == [[]]:
+    if not isinstance(several, list) or not several:
         raise _wrong_prompt(prompt)
     found = []
     for one in several:
@@ -54,13 +54,40 @@ def of_chat(found: fields_lib.Fields, text: text_lib.Text) -> list[int]:
             "tool_choice",
         )
     try:
-        return text.render(
+        rendered = text.render(
             [_message(number, message) for number, message in enumerate(messages)],
             tools=tools if choice != "none" else None,
             add_generation_prompt=found.boolean("add_generation_prompt", True),
         )
     except ValueError as error:
         raise http_errors.wrong(f"messages: {error}", "messages") from None
+    if not rendered:
+        raise http_errors.wrong("the chat template makes nothing of these messages", "messages")
+    return rendered
+
+
+def check(prompts: list[list[int]], name: str, *, vocab_size: int, cache_length: int) -> None:
+    """Refuses ids that the model does not have, and prompts that leave no room for an answer.
+
+    Args:
+      name: of the field that the prompts come from.
+
+    Raises:
+      ApiError: 400.
+    """
+    for number, prompt in enumerate(prompts):
+        if max(prompt) >= vocab_size:
+            raise http_errors.wrong(
+                f"{name} {number} has the token id {max(prompt)}, ids are 0 .. {vocab_size - 1}",
+                name,
+            )
+        if len(prompt) >= cache_length:
+            raise http_errors.wrong(
+                f"{name} {number} has {len(prompt)} tokens; the model's context holds "
+                f"{cache_length}, its answer included",
+                name,
+                "context_length_exceeded",
+            )
 
 
 def _wrong_prompt(prompt: Any) -> http_errors.ApiError:

@@ -14,6 +14,7 @@ from jaxrl_single.sampler import (
     http_errors,
     openai_answers,
     openai_api,
+    openai_prompts,
     openai_stream,
 )
 
@@ -57,6 +58,12 @@ class OpenAiRoutes:
     ) -> web.StreamResponse:
         call = parse(await http_errors.read_json(http), self._text, self._limits)
         engine = await self._admission.engine_for(call.settings["policy_version"])
+        openai_prompts.check(
+            call.prompts,
+            "messages" if call.chat else "prompt",
+            vocab_size=engine.vocab_size,
+            cache_length=engine.cache_length,
+        )
         head = openai_answers.header(call, self._limits.model_name)
         requests = call.requests()
         sessions = [request.session for request in requests]

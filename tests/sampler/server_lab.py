@@ -21,6 +21,8 @@ TEXT = chat_text.CharText(chat.CharChat.build("0123456789+-*()eo"))  # lab.VOCAB
 SHAPE = lab.SHAPE | {
     "num_slots": 32,
     "cache_length": 128,
+    "cache_sizes": (),
+    "prefill_pages": (2,),
     "record": types.Record(topk=TOPK),
     "text_of": TEXT.decode,
 }
