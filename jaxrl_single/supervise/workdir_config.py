@@ -24,6 +24,7 @@ FREE_FIELDS = (
     "sampler.port",
     "sampler.token_file",
     "sampler.max_waiting",
+    "sampler.idle_s",
     "rollout.client",
     "rollout.sampler_urls",
     "rollout.sampler_patience_s",
