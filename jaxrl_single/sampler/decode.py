@@ -9,9 +9,9 @@ prefill is not much cheaper per token than decode (small models on CPU), everyth
 and no second program is needed; large models prefill what is long and feed what is short. A chunk
 ends early when no slot is active any more, so a few late episodes cost no empty steps.
 
-The plain draw is computed for every slot, and restricted slots then take another: so the numbers
-of a plain slot are the same bits whatever the others ask for. A chunk pays for restrictions and
-for recorded rows only if one of its slots wants them.
+A chunk pays for restrictions and for recorded rows only if one of its slots wants them. A plain
+slot is drawn from its full distribution by the same operations beside restricted slots as without
+them, so its numbers are the same bits.
 """
 
 from __future__ import annotations
@@ -265,23 +265,16 @@ def _results(
 ) -> dict[str, Any]:
     """One step's row of each field of `Sampled` that holds one for every step."""
     table = logprob_ops.log_softmax(logits, rows.temperatures[:, None])
-    plain = draw(table, draws.uniforms[step])
-
-    def restricted() -> tuple[jax.Array, jax.Array]:
-        limited = restrict_lib.restrict(table, draws.offset, rows.limits)
-        drawn = jnp.where(draws.restricted, draw(limited, draws.uniforms[step]), plain)
-        tokens = _forced_or(drawn, rows.forced[step])
-        return tokens, logprob_ops.pick(limited, tokens)
-
-    def unrestricted() -> tuple[jax.Array, jax.Array]:
-        return _forced_or(plain, rows.forced[step]), jnp.zeros(plain.shape)
-
-    tokens, limited = jax.lax.cond(draws.restricted.any(), restricted, unrestricted)
-    untruncated = logprob_ops.pick(table, tokens)
+    drawn_from = jax.lax.cond(
+        draws.restricted.any(), lambda: _drawn_from(table, rows, draws), lambda: table
+    )
+    drawn = draw(drawn_from, draws.uniforms[step])
+    forced = rows.forced[step]
+    tokens = jnp.where(forced == NO_TOKEN, drawn, forced)
     return {
         "tokens": tokens,
-        "logprobs": jnp.where(draws.restricted, limited, untruncated),
-        "untruncated_logprobs": untruncated,
+        "logprobs": _pick(drawn_from, tokens),
+        "untruncated_logprobs": _pick(table, tokens),
         "entropies": logprob_ops.entropy(table),
         "recorded": jax.lax.cond(
             rows.wanted.any(),
@@ -289,6 +282,17 @@ def _results(
             lambda: recording.empty(record, *table.shape),
         ),
     }
+
+
+def _drawn_from(table: jax.Array, rows: Rows, draws: _Draws) -> jax.Array:
+    """[S, V] log-probs: restricted where a slot asks for it, else the bits of the table."""
+    restricted = restrict_lib.restrict(table, draws.offset, rows.limits)
+    return jnp.where(draws.restricted[:, None], restricted, table)
+
+
+def _pick(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """The entry of each row's token; by a gather, as no gradient flows here."""
+    return jnp.take_along_axis(table, tokens[:, None], axis=-1)[:, 0]
 
 
 def _append(state: _State, rows: Rows, results: dict[str, Any]) -> tuple[Sampled, jax.Array]:
@@ -334,17 +338,17 @@ def _nothing_sampled(config: Any, num_slots: int, num_steps: int, record: types.
 
 def _token_keys(rows: Rows, num_steps: int) -> jax.Array:
     """[num_steps, S] of the whole chunk at once. Steps that only feed get any key."""
-    fold = jax.vmap(jax.random.fold_in)
-    keys = jax.vmap(jax.random.key)(rows.seeds)
-    for name in (rows.tickets, rows.attempts, rows.turns):
-        keys = fold(keys, name)
     first = rows.indices - (rows.num_known - 1).astype(jnp.uint32)  # wraps while feeding
     indices = first[None, :] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None]
-    return jax.vmap(fold, in_axes=(None, 0))(keys, indices)
-
-
-def _forced_or(drawn: jax.Array, forced: jax.Array) -> jax.Array:
-    return jnp.where(forced == NO_TOKEN, drawn, forced)
+    shape = indices.shape
+    names = [jnp.broadcast_to(x, shape) for x in (rows.tickets, rows.attempts, rows.turns)]
+    keys = jnp.broadcast_to(jax.vmap(jax.random.key)(rows.seeds), shape)
+    fold = jax.vmap(jax.vmap(jax.random.fold_in))
+    # A loop, because XLA:CPU compiles each copy of the hash for most of a second.
+    keys, _ = jax.lax.scan(
+        lambda keys, name: (fold(keys, name), None), keys, jnp.stack([*names, indices])
+    )
+    return keys
 
 
 def _is_stop(tokens: jax.Array, stop_tokens: jax.Array) -> jax.Array:
