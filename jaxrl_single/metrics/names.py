@@ -122,7 +122,8 @@ NAMES: dict[str, str] = {
     "train/compilations": "XLA compilations of the trainer since its start; flat after warm-up",
     "sampler/compilations": "XLA compilations of the sampler since its start",
     "sampler/swaps": "weight swaps of the sampler since its start",
-    "sampler/swap_s": "mean seconds of a weight swap",
+    "sampler/swap_s": "mean seconds of a weight swap, from its arrival to its effect",
+    "sampler/stall_s": "mean seconds that decoding stood still for a weight swap",
     "sampler/active_slots": "slots that decode",
     "sampler/restarts": "restarts of the sampler since the start of the run",
     # Warm start, value pretraining, evaluation: stages of their own with their own steps.

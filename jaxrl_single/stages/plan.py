@@ -47,8 +47,9 @@ def _stages(config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm) -> 
     else:
         lines.append("2. value pretraining: none, the algorithm has no critic")
     lines += [
-        f"3. RL in {_processes(config)}: {rl.num_steps} steps of {batch.num_trajectories} trajectories, the "
-        f"first {rl.critic_only_steps} for the critic alone, staleness at most {rl.max_staleness}",
+        f"3. RL in {_processes(config)}: {rl.num_steps} steps of {batch.num_trajectories} "
+        f"trajectories, the first {rl.critic_only_steps} for the critic alone, staleness at most "
+        f"{rl.max_staleness}",
         f"4. final evaluation: {config.eval.num_tasks} held-out tasks at temperature "
         f"{config.rollout.temperature}",
     ]

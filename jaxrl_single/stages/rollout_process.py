@@ -76,6 +76,8 @@ async def _serve(
     world = world_lib.make(config)
     try:
         # They compile first; an episode's patience is not for that.
+        if not urls():
+            _log.info("waiting for samplers in %s", paths.samplers)
         while not urls() and not stopping():
             beat()
             await asyncio.sleep(_LOOK_S)

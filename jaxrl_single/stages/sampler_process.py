@@ -220,7 +220,7 @@ def _together(found: Sequence[dict[str, float]]) -> dict[str, float]:
     def total(name: str) -> float:
         return sum(numbers[name] for numbers in found)
 
-    return {
+    together = {
         "sampler/compilations": total("compilations"),
         "sampler/swaps": total("swaps"),
         "sampler/swap_s": total("swap_seconds") / max(1, total("swaps")),
@@ -229,6 +229,9 @@ def _together(found: Sequence[dict[str, float]]) -> dict[str, float]:
             numbers["tokens"] / max(1e-9, numbers["busy_seconds"]) for numbers in found
         ),
     }
+    if all("stall_seconds" in numbers for numbers in found):  # not seen from outside of vLLM
+        together["sampler/stall_s"] = total("stall_seconds") / max(1, total("swaps"))
+    return together
 
 
 def _stats_file(paths: workdir.Workdir, name: str) -> pathlib.Path:

@@ -27,6 +27,11 @@ def failed_episodes(workdir):
     return sum(line.get("errors/total", 0) for line in lines)
 
 
+def newest_rl_line(workdir):
+    lines = runs.lines(pathlib.Path(workdir, "metrics.jsonl"))
+    return [line for line in lines if line["stage"] == "rl"][-1]
+
+
 def sampled_tokens(workdir, name):
     return (runs.read_json(pathlib.Path(workdir, "logs", f"{name}.json")) or {}).get("tokens", 0)
 
@@ -68,7 +73,7 @@ def test_two_samplers_and_a_rollout_in_processes_of_their_own(tmp_path):
     check_sound(workdir)
     assert failed_episodes(workdir) == 0
     assert all(sampled_tokens(workdir, name) > 0 for name in ("sampler-0", "sampler-1"))
-    last = runs.lines(workdir / "metrics.jsonl")[-1]
+    last = newest_rl_line(workdir)
     assert last["sampler/swaps"] >= 2
     assert last["sampler/restarts"] == 0
     assert not any(runs.alive(pid) for pid in pids.values())
@@ -101,7 +106,7 @@ def test_the_only_sampler_is_killed_and_its_episodes_wait_for_the_next(tmp_path)
     runs.finish(process, workdir)
     check_sound(workdir)
     assert failed_episodes(workdir) == 0
-    assert runs.lines(workdir / "metrics.jsonl")[-1]["sampler/restarts"] == 1
+    assert newest_rl_line(workdir)["sampler/restarts"] == 1
 
 
 def test_a_sampler_that_was_started_alone_is_found_and_used(tmp_path):
