@@ -108,11 +108,11 @@ def test_tokens_are_in_the_order_of_their_sums():
     for vocab_size in (5, 256, 257, 5000):
         row = rng.normal(size=vocab_size) * 3
         sums = np.cumsum(_softmax(row, 1.0))
-        uniforms = rng.random(2000).astype(np.float32)
+        uniforms = rng.random(600).astype(np.float32)
         clear = np.abs(sums[None, :] - uniforms[:, None]).min(axis=1) > 1e-6
         tokens, _, _ = _draw_at(row, uniforms)
         expected = np.searchsorted(sums, uniforms, side="right")
-        assert clear.sum() > 1000
+        assert clear.sum() > 500
         np.testing.assert_array_equal(tokens[clear], expected[clear])
 
 
