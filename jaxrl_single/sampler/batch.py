@@ -37,14 +37,20 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Job:
-    """A request on its way; `tokens` is a copy, as the episode's list goes on growing."""
+    """A request on its way.
+
+    Attributes:
+      tokens: of the request, as many as the context holds; a copy, as the episode's list goes on
+        growing.
+      num_seen: sampled tokens that `stops` and `on_tokens` have seen.
+    """
 
     request: wire.Request
     tokens: np.ndarray
     future: futures.Future
     stops: stops.StopStrings | None
     on_tokens: OnTokens | None
-    num_seen: int = 0  # sampled tokens that `stops` and `on_tokens` have seen
+    num_seen: int = 0
 
 
 class Batch:

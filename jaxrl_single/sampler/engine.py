@@ -154,6 +154,7 @@ class Engine:
             has_text=self._text_of is not None,
         )
         strings = stops.StopStrings(request.stop, self._text_of) if request.stop else None
+        tokens = tokens[: self.cache_length]
         job = batch_lib.Job(request, tokens, futures.Future(), strings, on_tokens)
         self._post(job)
         return job.future

@@ -95,12 +95,11 @@ class Slots:
         self._touch(slot)
 
     def begin(self, slot: int, request: wire.Request, tokens: np.ndarray) -> None:
-        """Starts a turn; when its tokens fill the context, there is nothing to sample.
+        """Starts a turn; when its C tokens fill the context, there is nothing to sample.
 
         What earlier turns have read stays if the tokens extend it. Otherwise all tokens are new,
         and what the slot holds is of use like what any other slot holds.
         """
-        tokens = tokens[: self.settings.cache_length]
         length, start = len(tokens), int(self.starts[slot])
         if start >= length or not np.array_equal(self.tokens[slot, :start], tokens[:start]):
             start = 0

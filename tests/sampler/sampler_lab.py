@@ -1,5 +1,6 @@
 """One small policy of each kind, one engine shape: few programs to compile."""
 
+import asyncio
 import dataclasses
 import functools
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxrl_single import wire
 from jaxrl_single.models import api, config
 from jaxrl_single.ops import logprobs as logprob_ops
+from jaxrl_single.sampler import local_client
 
 VOCAB_SIZE = 24
 SHAPE = {
@@ -18,6 +20,7 @@ SHAPE = {
     "decode_chunk": 4,
     "page_size": 16,
     "prefill_pages": (1, 2),
+    "cache_sizes": (),
     "seed": 11,
 }
 
@@ -96,3 +99,30 @@ def play(engine, ticket, *, prompt, turns=3, session=None, temperature=1.0):
     if session is None:
         engine.release(f"episode {ticket}")
     return tokens, answers
+
+
+def play_together(engine, prompts, *, turns=3, **changes):
+    """Episodes of these prompts side by side, ticket i for prompt i; the answers of each."""
+    client = local_client.InlineClient(engine)
+
+    async def episode(ticket, prompt):
+        rng = np.random.default_rng(ticket)
+        tokens, answers = list(prompt), []
+        for turn in range(turns):
+            asked = {"ticket": ticket, "turn": turn, "max_new_tokens": int(rng.integers(3, 14))}
+            answer = await client.generate(request(f"e{ticket}", tokens, **(asked | changes)))
+            answers.append(answer)
+            tokens += answer.tokens + rng.integers(0, VOCAB_SIZE, size=turn + 1).tolist()
+        await client.release(f"e{ticket}")
+        return answers
+
+    async def all_episodes():
+        return await asyncio.gather(*(episode(i, prompt) for i, prompt in enumerate(prompts)))
+
+    return asyncio.run(all_episodes())
+
+
+def prompts_of(lengths, seed=0):
+    """Random prompts."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB_SIZE, size=length).tolist() for length in lengths]
