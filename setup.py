@@ -24,6 +24,7 @@ EXTRAS = {
     "plot": ["matplotlib>=3.9"],
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
+    "vllm": ["vllm>=0.32"],  # better in an environment of its own, see configs/tiny_sao_vllm.py
     "test": [
         "hypothesis>=6.100",
         "import-linter>=2.1",
