@@ -1,35 +1,21 @@
 """Attention over a pool of pages: of one new token a slot, and of whole pages of new tokens.
 
-Decode reads every page of the pool exactly once, where it lies, whoever owns it: a softmax over the
-tokens of each page alone, then the partial results of a slot's pages are put together in the order
-of its pages (the merging of FlashDecoding and FlashAttention, arXiv:2205.14135). So what a slot
-gets depends, to the bit, neither on the size of the pool nor on where its pages lie.
+Decode reads every page of the pool exactly once, where it lies, whoever owns it; then the sums over
+a slot's pages are taken in the order of its pages (as the parts of a long row are in FlashDecoding
+and FlashAttention, arXiv:2205.14135). So what a slot gets depends, to the bit, neither on the size
+of the pool nor on where its pages lie.
+
+What a page holds behind the tokens of its owner is multiplied by 0: it must be finite.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.models import kv_cache
+from jaxrl_single.models import kv_cache, platform
 
 _MASKED = -1e30  # finite: exp of it is 0, and no inf - inf can arise
-
-
-class Partial(NamedTuple):
-    """Softmax attention over some of the keys, before the division.
-
-    Attributes:
-      largest: [..., 1] float32, largest score.
-      total: [..., 1] float32, sum of exp(score - largest).
-      mixed: [..., H] float32, sum of exp(score - largest) x value.
-    """
-
-    largest: jax.Array
-    total: jax.Array
-    mixed: jax.Array
 
 
 def decode(
@@ -57,18 +43,31 @@ def decode(
     """
     keys, values = cache
     page_size = values.shape[2]
+    used = jnp.arange(table.shape[1])[None, :] * page_size <= positions[:, None]
     scores = jnp.einsum("pkgh,pkhb->pkgb", q[owner], keys, preferred_element_type=jnp.float32)
     tokens = index[:, None] * page_size + jnp.arange(page_size)[None, :]
-    mask = tokens <= positions[owner][:, None]
-    pages = _partial(scores, mask[:, None, None, :], values, "pkgb,pkbh->pkgh")
+    mask = jnp.where(tokens <= positions[owner][:, None], 0.0, _MASKED)
+    # Adding a mask and finishing each array before the next makes loops that XLA:CPU vectorises.
+    scores = platform.separate(scores + mask[:, None, None, :])
+    largest = jnp.where(used[:, :, None, None], scores.max(axis=-1)[table], _MASKED).max(axis=1)
+    weights = platform.separate(jnp.exp(scores - platform.separate(largest[owner])[..., None]))
+    totals = weights.sum(axis=-1)
+    mixed = jnp.einsum(
+        "pkgb,pkbh->pkgh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+    )
 
-    def merge_next(turn: jax.Array, state: Partial) -> Partial:
-        column = jax.lax.dynamic_index_in_dim(table, turn, axis=1, keepdims=False)
-        merged = _merge(state, Partial(*(part[column] for part in pages)))
-        return _select(turn * page_size <= positions, merged, state)
+    def add_next(turn: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        pages = jax.lax.dynamic_index_in_dim(table, turn, axis=1, keepdims=False)
+        here = turn * page_size <= positions
+        return tuple(
+            total + jnp.where(jnp.expand_dims(here, range(1, total.ndim)), part[pages], 0)
+            for total, part in zip(sums, (mixed, totals), strict=True)
+        )
 
-    state = jax.lax.fori_loop(0, num_turns, merge_next, _nothing(q.shape))
-    return (state.mixed / state.total).astype(values.dtype)
+    start = (jnp.zeros(q.shape, jnp.float32), jnp.zeros(q.shape[:-1], jnp.float32))
+    mixed, totals = jax.lax.fori_loop(0, num_turns, add_next, start)
+    # The largest score adds 1 to the total; only a slot without pages has less.
+    return (mixed / jnp.maximum(totals, 1)[..., None]).astype(values.dtype)
 
 
 def prefill(
@@ -92,45 +91,38 @@ def prefill(
     """
     keys, values = cache
     page_size = values.shape[2]
-    groups = q.shape[2] // page_size
     columns = jnp.arange(page_size)
-    places = page_index[:, None] * page_size + jnp.repeat(columns, groups)[None, :]
+    queries = jnp.repeat(columns, q.shape[2] // page_size)
+    queries = page_index[:, None] * page_size + queries[None, :]
 
-    def merge_next(turn: jax.Array, state: Partial) -> Partial:
-        column = jax.lax.dynamic_index_in_dim(table, turn, axis=1, keepdims=False)
-        scores = jnp.einsum("rkth,rkhb->rktb", q, keys[column], preferred_element_type=jnp.float32)
-        mask = places[:, :, None] >= (turn * page_size + columns)[None, None, :]
-        page = _partial(scores, mask[:, None], values[column], "rktb,rkbh->rkth")
-        return _select(turn <= page_index, _merge(state, page), state)
+    def attend_next(turn: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        pages = jax.lax.dynamic_index_in_dim(table, turn, axis=1, keepdims=False)
+        scores = jnp.einsum("rkth,rkhb->rktb", q, keys[pages], preferred_element_type=jnp.float32)
+        mask = queries[:, :, None] >= (turn * page_size + columns)[None, None, :]
+        scores = platform.separate(scores + jnp.where(mask, 0.0, _MASKED)[:, None])
+        merged = _merge(state, scores, values[pages])
+        here = (turn <= page_index)[:, None, None, None]
+        return tuple(jnp.where(here, new, old) for new, old in zip(merged, state, strict=True))
 
-    state = jax.lax.fori_loop(0, num_turns, merge_next, _nothing(q.shape))
-    return (state.mixed / state.total).astype(values.dtype)
+    narrow = jnp.zeros((*q.shape[:-1], 1), jnp.float32)
+    start = (narrow + _MASKED, narrow, jnp.zeros(q.shape, jnp.float32))
+    _, total, mixed = jax.lax.fori_loop(0, num_turns, attend_next, start)
+    return (mixed / total).astype(values.dtype)
 
 
-def _nothing(shape: tuple[int, ...]) -> Partial:
-    narrow = jnp.zeros((*shape[:-1], 1), jnp.float32)
-    return Partial(narrow + _MASKED, narrow, jnp.zeros(shape, jnp.float32))
+def _merge(
+    state: tuple[jax.Array, ...], scores: jax.Array, values: jax.Array
+) -> tuple[jax.Array, ...]:
+    """One page more of a softmax in pieces.
 
-
-def _partial(scores: jax.Array, mask: jax.Array, values: jax.Array, spec: str) -> Partial:
-    scores = jnp.where(mask, scores, _MASKED)
-    largest = scores.max(axis=-1, keepdims=True)
-    weights = jnp.exp(scores - largest)
-    total = weights.sum(axis=-1, keepdims=True)
-    mixed = jnp.einsum(
-        spec, weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+    The state is the largest score so far, the sum of exp(score - largest), and the sum of that
+    times value; the first two have a last axis of 1.
+    """
+    old_largest, total, mixed = state
+    largest = jnp.maximum(old_largest, scores.max(axis=-1, keepdims=True))
+    weights = platform.separate(jnp.exp(scores - largest))
+    shrink = jnp.exp(old_largest - largest)
+    page = jnp.einsum(
+        "rktb,rkbh->rkth", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
     )
-    return Partial(largest, total, mixed)
-
-
-def _merge(first: Partial, second: Partial) -> Partial:
-    largest = jnp.maximum(first.largest, second.largest)
-    old, new = jnp.exp(first.largest - largest), jnp.exp(second.largest - largest)
-    return Partial(
-        largest, first.total * old + second.total * new, first.mixed * old + second.mixed * new
-    )
-
-
-def _select(condition: jax.Array, yes: Partial, no: Partial) -> Partial:
-    condition = jnp.expand_dims(condition, range(1, yes.mixed.ndim))
-    return Partial(*(jnp.where(condition, a, b) for a, b in zip(yes, no, strict=True)))
+    return largest, total * shrink + weights.sum(axis=-1, keepdims=True), mixed * shrink + page
