@@ -10,28 +10,26 @@ jaxrl_single/lab/generate.py. The last line on standard output is
 import argparse
 import dataclasses
 import json
+import os
 import sys
 
 from jaxrl_single import workdir
-from jaxrl_single.lab import generate
 from jaxrl_single.models import config
 from jaxrl_single.report import bar
+from jaxrl_single.run import child_process
 
 
 def main() -> int:
-    args = vars(_parser().parse_args())
-    fields = {field.name: args[field.name] for field in dataclasses.fields(generate.Sampling)}
+    os.environ.update(child_process.cache_env())
+    from jaxrl_single.lab import generate  # imports jax
+
+    args = vars(_parser(generate.Sampling).parse_args())
+    files = [args.pop(name) for name in ("model", "input", "output")]
+    machine = {name: args.pop(name) for name in ("num_slots", "dtype")}
     try:
         with bar.Bar("answers", sys.stderr) as shown:
-            summary = generate.generate(
-                args["model"],
-                args["input"],
-                args["output"],
-                generate.Sampling(**fields),
-                num_slots=args["num_slots"],
-                dtype=args["dtype"],
-                report=shown.show,
-            )
+            sampling = generate.Sampling(**args)
+            summary = generate.generate(*files, sampling, report=shown.show, **machine)
     except (ValueError, OSError, workdir.CannotWrite) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -42,13 +40,13 @@ def main() -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(sampling: type) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ("model", "input", "output"):
         parser.add_argument(f"--{name}", required=True)
-    for field in dataclasses.fields(generate.Sampling):
+    for field in dataclasses.fields(sampling):
         kind = {"action": "store_true"} if field.default is False else {"type": type(field.default)}
         parser.add_argument(f"--{field.name}", default=field.default, **kind)
     parser.add_argument("--num_slots", type=int, default=64, help="answers sampled together")
