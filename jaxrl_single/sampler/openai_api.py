@@ -188,15 +188,8 @@ def _call(
 ) -> Call:
     """What both endpoints share."""
     check_model(found.take("model"), limits)
-    num_choices = found.integer("n", 1, 1, MAX_CHOICES)
-    if len(prompts) * num_choices > MAX_CHOICES:
-        raise http_errors.wrong(
-            f"{len(prompts)} prompts with n = {num_choices} are more than {MAX_CHOICES} choices",
-            "n",
-        )
     session = found.string("session_id")
-    if session is not None and len(prompts) * num_choices > 1:
-        raise http_errors.wrong("a session has one prompt and n = 1 at a time", "session_id")
+    num_choices = _num_choices(found, len(prompts), session)
     seed = found.integer("seed", None, -_INT64, _INT64 - 1)
     stream = found.boolean("stream")
     call = Call(
@@ -218,6 +211,18 @@ def _call(
     found.refuse_unless(_NEUTRAL)
     found.refuse_rest()
     return call
+
+
+def _num_choices(found: fields_lib.Fields, num_prompts: int, session: str | None) -> int:
+    num_choices = found.integer("n", 1, 1, MAX_CHOICES)
+    if num_prompts * num_choices > MAX_CHOICES:
+        raise http_errors.wrong(
+            f"{num_prompts} prompts with n = {num_choices} are more than {MAX_CHOICES} choices",
+            "n",
+        )
+    if session is not None and num_prompts * num_choices > 1:
+        raise http_errors.wrong("a session has one prompt and n = 1 at a time", "session_id")
+    return num_choices
 
 
 def _settings(found: fields_lib.Fields, text: text_lib.Text) -> dict[str, Any]:

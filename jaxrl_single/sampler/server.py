@@ -67,21 +67,13 @@ class Server:
         Raises:
           ValueError: a host that others reach, and no token; an empty token; a limit below 1.
         """
-        if not token and token is not None:
-            raise ValueError("sampler server: the token is empty; give a secret, or None for none")
-        if token is None and not access.is_loopback(host):
-            raise ValueError(
-                f"sampler server: others can reach host {host!r}, so it needs a token; put a "
-                f"secret into {access.TOKEN_VARIABLE} or a file, or listen on 127.0.0.1"
-            )
-        limits = {
-            "max_body_bytes": max_body_bytes,
-            "max_waiting": max_waiting,
-            "max_tokens_limit": max_tokens_limit,
-        }
-        for name, limit in limits.items():
-            if limit < 1:
-                raise ValueError(f"sampler server: {name} is {limit}, it must be positive")
+        _check(
+            host,
+            token,
+            max_body_bytes=max_body_bytes,
+            max_waiting=max_waiting,
+            max_tokens_limit=max_tokens_limit,
+        )
         self.port = port
         self._router = router
         self._host = host
@@ -206,3 +198,16 @@ class Server:
     async def _resume(self, http: web.Request) -> web.Response:
         self._router.following.resume()
         return web.json_response({"paused": False})
+
+
+def _check(host: str, token: str | None, **limits: int) -> None:
+    if not token and token is not None:
+        raise ValueError("sampler server: the token is empty; give a secret, or None for none")
+    if token is None and not access.is_loopback(host):
+        raise ValueError(
+            f"sampler server: others can reach host {host!r}, so it needs a token; put a "
+            f"secret into {access.TOKEN_VARIABLE} or a file, or listen on 127.0.0.1"
+        )
+    for name, limit in limits.items():
+        if limit < 1:
+            raise ValueError(f"sampler server: {name} is {limit}, it must be positive")
