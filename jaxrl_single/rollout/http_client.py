@@ -42,19 +42,24 @@ class _Session:
     """Where a session lives.
 
     Attributes:
-      name: on the wire. Another one after each loss: the lost sampler may not have noticed yet,
-        and a session has one request at a time.
+      own_name: as its episode calls it.
       url: of its sampler, None while it has none.
       settled: the sampler has answered once, so it holds a cache.
       losses: samplers that were lost with it.
       released: nobody waits for it any more.
     """
 
-    name: str
+    own_name: str
     url: str | None = None
     settled: bool = False
     losses: int = 0
     released: bool = False
+
+    @property
+    def name(self) -> str:
+        """On the wire: another one after each loss, for a session has one request at a time, and
+        the lost sampler may not have noticed yet."""
+        return f"{self.own_name}~{self.losses}" if self.losses else self.own_name
 
 
 class HttpClient:
@@ -148,7 +153,6 @@ class HttpClient:
     def _lose(self, session: _Session) -> None:
         self._choice.leave(session.url)
         session.losses += 1
-        session.name = f"{session.name.partition('~')[0]}~{session.losses}"
         session.url, session.settled = None, False
 
     def _note(self, session: _Session, error: _Lost | _Busy) -> float:
