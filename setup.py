@@ -12,6 +12,7 @@ CORE = [
     "jax>=0.10",
     "jinja2>=3.1",
     "ml_collections>=1.0",
+    "ml_dtypes>=0.4",
     "numpy>=2.0",
     "optax>=0.2.6",
     "orbax-checkpoint>=0.11.30",
@@ -24,6 +25,7 @@ EXTRAS = {
     "plot": ["matplotlib>=3.9"],
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
+    "hf": ["torch>=2.6", "transformers>=4.51"],  # to compare with; checkpoints need neither
     "vllm": ["vllm>=0.32"],  # better in an environment of its own, see configs/tiny_sao_vllm.py
     "test": [
         "hypothesis>=6.100",

@@ -171,12 +171,12 @@ class _Source:
 
     def settings(self) -> dict[str, Any]:
         """What the answers depend on, apart from rounding."""
-        tokens = repr([(prompt.tokens, prompt.max_tokens) for prompt in self.prompts])
+        content = repr([(prompt.tokens, prompt.max_tokens) for prompt in self.prompts])
+        digest = hashlib.sha256(content.encode()).hexdigest()
         return dataclasses.asdict(self.sampling) | {
             "model": str(self.model.absolute()),
             "dtype": self.description.model.dtype,
-            "prompts": len(self.prompts),
-            "prompts_sha256": hashlib.sha256(tokens.encode()).hexdigest(),
+            "prompts": f"{len(self.prompts)}, sha256 {digest[:16]}",
         }
 
     def request(self, prompt: prompts_file.Prompt, sample: int) -> wire.Request:
