@@ -183,7 +183,7 @@ def test_other_settings_are_refused(whole, model, prompts, tmp_path):
     with pytest.raises(generate.SettingsConflict, match=r"temperature was 0\.7, now 0\.8; give"):
         run(model, prompts, output, generate.Sampling(12, 0.8, 60, n=3, seed=5))
     other.write_text(json.dumps(PROMPTS[0]) + "\n")
-    with pytest.raises(generate.SettingsConflict, match="prompts was '4, sha256 .*now '1, sha256"):
+    with pytest.raises(generate.SettingsConflict, match=r"prompts was '4, sha256 .*now '1, sha256"):
         run(model, other, output)
     other.write_text("something else\n")
     with pytest.raises(generate.SettingsConflict, match="choose another output"):
