@@ -56,7 +56,8 @@ class Admission:
     A session may have one request in flight. If its client goes away, the session ends: its slot
     is free at once. A client may also go away between two requests, which nobody sees: so a
     session that has been idle for long gives its slot to a request that waits for one. If it comes
-    back it is read again; no number changes.
+    back, all of it is read as one prompt: what it had sampled is prefilled instead of decoded, and
+    its numbers differ by rounding from what they would have been.
     """
 
     def __init__(self, router: Router, *, max_waiting: int):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import aiohttp
 import jax
@@ -105,7 +106,9 @@ def test_new_weights_serve_and_wrong_ones_are_refused(tmp_path):
 def test_paused_requests_wait(service):
     assert service.post("/pause") == (200, {"paused": True})
     connection = service.open("/v1/completions", LONG)
-    service.wait_for(lambda: service.engine.num_waiting == 1)
+    service.wait_for(lambda: service.num_in_flight() == 1)
+    time.sleep(0.2)  # many chunks, if it went on
+    assert service.engine.stats()["tokens"] == 0
     assert service.get("/health")[0] == 200
     assert service.post("/resume") == (200, {"paused": False})
     answer = json.loads(connection.getresponse().read())
