@@ -100,6 +100,45 @@ def test_draws_have_the_right_shares_and_no_relation_to_the_token():
     assert np.abs(together - np.eye(5)).max() < 5 / np.sqrt(count)
 
 
+@pytest.mark.parametrize(
+    "restriction",
+    [{"temperature": 0.0}, {"top_p": 0.8}, {"top_k": 4}, {"allowed_token_ids": (1, 2, 9)}],
+    ids=str,
+)
+def test_restrictions_change_the_draw_and_nothing_that_is_recorded(make_engine, restriction):
+    """What a trainer compares with is of the full distribution, whatever the token came from."""
+    engine = make_engine(record=RECORD)
+    asked = lab.request("s", range(9), max_new_tokens=12, **restriction)
+    (answer,) = lab.run(engine, engine.submit(asked))
+    table = lab.rescore("tiny_moe", 0, [*range(9), *answer.tokens], 1.0)[9:]
+    at = np.arange(len(answer.tokens))
+    aux, aux_logprobs, _, top_logprobs, full = _rows(answer)
+    np.testing.assert_allclose(full, table, atol=2e-4)
+    np.testing.assert_array_equal(full[at, answer.tokens], np.float32(answer.untruncated_logprobs))
+    np.testing.assert_array_equal(np.take_along_axis(full, aux, axis=1), aux_logprobs)
+    np.testing.assert_array_equal(top_logprobs, -np.sort(-full, axis=1)[:, :4])
+    np.testing.assert_allclose(answer.entropies, -(np.exp(table) * table).sum(-1), atol=1e-4)
+    restricted = np.array(answer.logprobs) - answer.untruncated_logprobs
+    assert restricted.min() > -1e-5  # a share of fewer tokens is larger
+    assert restricted.max() > 0.01
+    assert len(np.unique(aux)) > len(np.unique(answer.tokens))
+
+
+def test_rows_come_only_to_who_wants_them(make_engine):
+    engine = make_engine(record=RECORD)
+    with_rows, without = lab.run(
+        engine,
+        *(
+            engine.submit(lab.request(f"{wants}", ticket=5, record=wants))
+            for wants in (True, False)
+        ),
+    )
+    assert with_rows.tokens == without.tokens
+    assert with_rows.logprobs == without.logprobs
+    assert [getattr(without, name) for name in NAMES] == [None] * 5
+    assert all(len(getattr(with_rows, name)) == 6 for name in NAMES)
+
+
 def test_turns_without_tokens_record_nothing(make_engine):
     engine = make_engine(record=RECORD)
     full_context = [1] * lab.SHAPE["cache_length"]
