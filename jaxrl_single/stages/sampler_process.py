@@ -79,8 +79,13 @@ def make_engine(
     version: int,
     *,
     record: types.Record = types.RECORD_NOTHING,
+    text_of: Callable[[Sequence[int]], str] | None = None,
 ) -> engine_lib.Engine:
-    """An engine of the config's shape; its context is a whole episode."""
+    """An engine of the config's shape; its context is a whole episode.
+
+    Args:
+      text_of: the text of tokens; without it the engine refuses stop strings.
+    """
     return engine_lib.Engine(
         policy,
         params,
@@ -97,6 +102,7 @@ def make_engine(
         seed=config.seed,
         swap=config.sampler.swap,
         record=record,
+        text_of=text_of,
     )
 
 
@@ -113,16 +119,20 @@ def read_stats(paths: workdir.Workdir) -> dict[str, float]:
 
 def _make_engines(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> engines_lib.Engines:
     """Compiles with random weights, while the trainer still makes the first version."""
-    policy, _ = build.models(config, world_lib.make(config).language.vocab_size)
+    language = world_lib.make(config).language
+    policy, _ = build.models(config, language.vocab_size)
+    make = functools.partial(
+        make_engine, config, policy, text_of=chat_text.CharText(language).decode
+    )
     weights = filesystem.FileWeights(weights_directory(config, paths), workdir.run_id_of(paths))
     if config.rollout.client == "vllm":
         following = vllm_sampler.make(config, paths, policy)
     else:
         params = policy.init(jax.random.key(config.seed))
-        following = make_engine(config, policy, params, -1, record=build.record(config))
+        following = make(params, -1, record=build.record(config))
         following.warm_up()
     following.start()
-    pinned = functools.partial(make_engine, config, policy, record=build.evaluation_record(config))
+    pinned = functools.partial(make, record=build.evaluation_record(config))
     return engines_lib.Engines(following, pinned, weights)
 
 

@@ -156,6 +156,13 @@ def test_episodes_over_http_are_those_of_an_engine_beside_the_rollout(run):
     assert all(numbers["tokens"] > 0 and numbers["swaps"] == 2 for numbers in found)
     assert [numbers["held_slots"] for numbers in found] == [0, 0]
 
+    # Harnesses get text, stop strings included.
+    body = {"prompt": "<user>1+2<end><assistant>", "max_tokens": 40, "seed": 1, "ignore_eos": True}
+    (free,) = ask(urls[0], "v1/completions", body)["choices"]
+    stop = free["text"][3:5]
+    (stopped,) = ask(urls[0], "v1/completions", body | {"stop": stop})["choices"]
+    assert stopped["text"] == free["text"].partition(stop)[0]
+
     # A version that is loaded by hand stays until the trainer publishes another one.
     assert ask(urls[0], "load_weights", {"version": 0}) == {"version": 0}
     run.wait(lambda: ask(urls[0], "version")["version"] == 0)
