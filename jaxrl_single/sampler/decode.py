@@ -147,7 +147,7 @@ class _Draws:
     Attributes:
       uniforms: [chunk, S], one draws a token.
       aux_uniforms: [chunk, S, M].
-      restricted: bool [S].
+      restricted: bool [], whether any slot is.
       offset: [S, V], see `restrict.offsets`.
     """
 
@@ -243,7 +243,7 @@ def draw(logprobs: jax.Array, uniforms: jax.Array) -> jax.Array:
 def _draws(rows: Rows, num_steps: int, record: types.Record, vocab_size: int) -> _Draws:
     keys = _token_keys(rows, num_steps)
     shape = (*keys.shape, record.num_aux)
-    restricted = restrict_lib.needed(rows.limits)
+    restricted = restrict_lib.needed(rows.limits).any()
     return _Draws(
         uniforms=jax.vmap(jax.vmap(jax.random.uniform))(keys),
         aux_uniforms=jax.lax.cond(
@@ -253,9 +253,9 @@ def _draws(rows: Rows, num_steps: int, record: types.Record, vocab_size: int) ->
         ),
         restricted=restricted,
         offset=jax.lax.cond(
-            restricted.any(),
+            restricted,
             lambda: restrict_lib.offsets(rows.limits, vocab_size),
-            lambda: jnp.zeros((len(restricted), vocab_size)),
+            lambda: jnp.zeros((keys.shape[1], vocab_size)),
         ),
     )
 
@@ -266,7 +266,9 @@ def _results(
     """One step's row of each field of `Sampled` that holds one for every step."""
     table = logprob_ops.log_softmax(logits, rows.temperatures[:, None])
     drawn_from = jax.lax.cond(
-        draws.restricted.any(), lambda: _drawn_from(table, rows, draws), lambda: table
+        draws.restricted,
+        lambda: restrict_lib.restrict(table, draws.offset, rows.limits),
+        lambda: table,
     )
     drawn = draw(drawn_from, draws.uniforms[step])
     forced = rows.forced[step]
@@ -282,12 +284,6 @@ def _results(
             lambda: recording.empty(record, *table.shape),
         ),
     }
-
-
-def _drawn_from(table: jax.Array, rows: Rows, draws: _Draws) -> jax.Array:
-    """[S, V] log-probs: restricted where a slot asks for it, else the bits of the table."""
-    restricted = restrict_lib.restrict(table, draws.offset, rows.limits)
-    return jnp.where(draws.restricted[:, None], restricted, table)
 
 
 def _pick(table: jax.Array, tokens: jax.Array) -> jax.Array:

@@ -93,6 +93,8 @@ def offsets(limits: Limits, vocab_size: int) -> jax.Array:
 def restrict(logprobs: jax.Array, offset: jax.Array, limits: Limits) -> jax.Array:
     """Log-probs of the distributions that are really drawn from, [S, V]; -inf = cut off.
 
+    Slots without a restriction keep the bits of their log-probs.
+
     Args:
       logprobs: [S, V], of the full distributions at their temperature.
       offset: [S, V], from `offsets`; at least one entry of a row is finite.
@@ -107,7 +109,8 @@ def restrict(logprobs: jax.Array, offset: jax.Array, limits: Limits) -> jax.Arra
     # The likeliest stays whatever the rounding of a tiny mass.
     kept = scores >= jnp.minimum(cutoff, best)[:, None]
     kept = jnp.where(limits.greedy[:, None], _is_first(scores == best[:, None]), kept)
-    return jax.nn.log_softmax(jnp.where(kept, scores, -jnp.inf), axis=-1)
+    restricted = jax.nn.log_softmax(jnp.where(kept, scores, -jnp.inf), axis=-1)
+    return jnp.where(needed(limits)[:, None], restricted, logprobs)
 
 
 def _top_k_cutoff(scores: jax.Array, limits: Limits) -> jax.Array:

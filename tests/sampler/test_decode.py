@@ -255,13 +255,21 @@ def test_budgets_and_stop_tokens_end_a_slot_and_the_chunk():
 
 
 def test_the_experts_are_those_of_the_token_that_was_read():
-    """Forced through one chunk and fed through another, the same tokens take the same experts."""
-    sampled = decode_lab.chunk(decode_lab.rows_of(), RECORD)
-    episodes = [
-        prompt + decode_lab.of_slot(sampled, slot)["tokens"].tolist()
-        for slot, prompt in enumerate(decode_lab.PROMPTS)
-    ]
-    fed = decode_lab.chunk(decode_lab.rows_of([tokens[:8] for tokens in episodes]), RECORD)
-    np.testing.assert_array_equal(fed.expert_ids, sampled.expert_ids)
+    """Against a prefill of the same tokens, sampled ones among them."""
+    rows = decode_lab.rows_of()
+    sampled = decode_lab.chunk(rows, RECORD)
+    tokens = np.stack(
+        [
+            [*prompt, *decode_lab.of_slot(sampled, slot)["tokens"]][: decode_lab.NUM_STEPS]
+            for slot, prompt in enumerate(decode_lab.PROMPTS)
+        ]
+    ).astype(np.int32)
+    zeros = np.zeros(decode_lab.NUM_SLOTS, np.int32)
+    pieces = decode.PrefillRows(tokens, zeros, zeros, zeros + tokens.shape[1], rows.table)
+    policy = lab.policy_of("tiny_moe")
+    cache = policy.init_cache(len(rows.owner), decode_lab.PAGE_SIZE)
+    serving = policy.serving(lab.params_of("tiny_moe", 0))
+    _, expert_ids = decode.prefill(policy, serving, cache, pieces)
+    np.testing.assert_array_equal(np.moveaxis(expert_ids, 0, 1), sampled.expert_ids)
     assert sampled.expert_ids.dtype == np.int16
-    assert sampled.expert_ids.max() > sampled.expert_ids.min() == 0
+    assert len(np.unique(sampled.expert_ids)) > 2

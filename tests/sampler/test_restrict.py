@@ -139,6 +139,13 @@ def test_a_slot_has_the_same_bits_whatever_the_others_ask_for():
         np.testing.assert_array_equal(np.asarray(_restrict(table, alone))[slot], _found()[slot])
 
 
+def test_a_slot_without_restrictions_keeps_its_bits():
+    table = _table(len(REQUESTS))
+    found = _run(table, [lab.request(top_p=0.9)])
+    np.testing.assert_array_equal(found[1:], table[1:])
+    assert (found[0] != np.asarray(table)[0]).all()
+
+
 def test_many_random_rows():
     """Masses near the targets may fall on either side in float32: the sets may differ there."""
     rng = np.random.default_rng(3)
