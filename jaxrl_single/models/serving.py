@@ -8,7 +8,7 @@ projections that read the same input joined into one, and kernels transposed:
     attention_norm [D]   qkv [(N + 2 K) H, D]   qk_norm [N + K, H] f32, H ** -0.5 in the part of q
     output [D, N H]      mlp_norm [D]
     gate_up [2 F, D] and down [D, F]
-    or router [D, E], gate_up [2 E F, D] and down [D, E F]
+    or router [D, E], gate_up [E, 2 F, D] and down [E, D, F]
 
 Activations are [D, T], features before the T tokens of a dispatch. In kernel @ activations XLA:CPU
 reads the kernel as it lies and rearranges the few activations; the other way round it rearranges
@@ -23,7 +23,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_single.models import config as config_lib
-from jaxrl_single.models import kv_cache, layers, matmul, moe, paged_attention, platform
+from jaxrl_single.models import (
+    kv_cache,
+    layers,
+    matmul,
+    moe,
+    paged_attention,
+    platform,
+    serving_experts,
+)
 
 Serving = dict[str, Any]
 Layer = dict[str, jax.Array]
@@ -60,13 +68,12 @@ def _layer_form(config: config_lib.ModelConfig, layer: dict[str, Any]) -> Layer:
     if not config.num_experts:
         mlp = layer["mlp"]
         return made | {"gate_up": _joined(mlp["gate"], mlp["up"]), "down": mlp["down"].T}
-    experts, d = layer["experts"], config.d_model
-    gate, up = (experts[name].transpose(1, 0, 2).reshape(d, -1) for name in ("gate", "up"))
-    down = experts["down"].reshape(-1, d).T
+    experts = layer["experts"]
+    gate_up = jnp.concatenate([experts["gate"], experts["up"]], axis=2)
     return made | {
         "router": layer["router"]["kernel"],
-        "gate_up": _joined(gate, up),
-        "down": down,
+        "gate_up": gate_up.transpose(0, 2, 1),
+        "down": experts["down"].transpose(0, 2, 1),
     }
 
 
@@ -104,7 +111,7 @@ def prefill(
         part = kv_cache.write_pages(part, k, v, own, real)
         mixed = paged_attention.prefill(_fold(config, q), part, page_index, table, num_turns)
         x = x + _output(layer, _unfold(config, mixed))
-        x, chosen = _feed_forward(config, layer, x)
+        x, chosen = _feed_forward(config, layer, x, real.reshape(-1))
         new_cache.append(part)
         expert_ids.append(jnp.where(real[..., None], chosen.reshape(*real.shape, -1), NO_EXPERT))
     return new_cache, jnp.stack(expert_ids, axis=-2)
@@ -137,7 +144,7 @@ def decode(
         q = q.reshape(q.shape[0], config.num_kv_heads, config.queries_per_kv, config.head_size)
         mixed = paged_attention.decode(q, part, positions, table, owner, index, num_turns)
         x = x + _output(layer, mixed.reshape(mixed.shape[0], -1))
-        x, chosen = _feed_forward(config, layer, x)
+        x, chosen = _feed_forward(config, layer, x, active)
         new_cache.append(part)
         expert_ids.append(jnp.where(active[:, None], chosen, NO_EXPERT))
     normed = platform.separate(_norm(x, serving["final_norm"], config.norm_eps).T)
@@ -179,20 +186,20 @@ def _output(layer: Layer, mixed: jax.Array) -> jax.Array:
 
 
 def _feed_forward(
-    config: config_lib.ModelConfig, layer: Layer, x: jax.Array
+    config: config_lib.ModelConfig, layer: Layer, x: jax.Array, real: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """x [D, T] -> x with the MLP or the experts added, and the chosen experts [T, k]."""
+    """x [D, T] -> x with the MLP or the experts added, and the chosen experts [T, k].
+
+    Tokens that are not `real` [T] get numbers without meaning.
+    """
     normed = platform.separate(_norm(x, layer["mlp_norm"], config.norm_eps))
-    gate, up = jnp.split(platform.separate(layer["gate_up"] @ normed), 2)
-    hidden = matmul.swiglu(gate, up)
-    chosen = jnp.zeros((x.shape[1], 0), jnp.int32)
     if config.num_experts:
-        # Every expert on every token: no token is grouped with others, which would let its
-        # rounding depend on them.
         mixing, chosen = moe.route(normed.T, layer["router"], config.experts_per_token)
-        hidden = hidden.reshape(config.num_experts, -1, x.shape[1])
-        hidden = (hidden * mixing.T[:, None].astype(x.dtype)).reshape(-1, x.shape[1])
-    return x + layer["down"] @ platform.separate(hidden), chosen
+        kernels = layer["gate_up"], layer["down"]
+        return x + serving_experts.apply(normed, real, mixing, chosen, *kernels), chosen
+    gate, up = jnp.split(platform.separate(layer["gate_up"] @ normed), 2)
+    hidden = platform.separate(matmul.swiglu(gate, up))
+    return x + layer["down"] @ hidden, jnp.zeros((x.shape[1], 0), jnp.int32)
 
 
 def _norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
