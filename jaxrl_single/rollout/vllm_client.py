@@ -8,6 +8,7 @@ on from them under the new weights, within the same budget.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -24,6 +25,7 @@ from jaxrl_single.rollout import connections
 
 # Whole rows cost JSON for every entry. From them follow the entropies, which vLLM does not give.
 MAX_ROW = 512
+_VERB = "inference/v1/generate"
 _RETRY_S = 1.0  # between tries when the server does not answer
 _log = logging.getLogger(__name__)
 
@@ -79,13 +81,21 @@ class VllmClient:
         self._on_unknown_weights = on_unknown_weights
         self._http: aiohttp.ClientSession | None = None
         self._running: dict[str, asyncio.Task] = {}
+        self._num_posted = 0
+        self._busy_since = 0.0
+        self._busy_seconds = 0.0
         self.num_tokens = 0
-        self.busy_seconds = 0.0
 
     @property
     def num_running(self) -> int:
         """Requests without an answer."""
         return len(self._running)
+
+    @property
+    def busy_seconds(self) -> float:
+        """In which the server had at least one request of ours."""
+        running = time.monotonic() - self._busy_since if self._num_posted else 0.0
+        return self._busy_seconds + running
 
     async def generate(self, request: wire.Request) -> wire.Completion:
         """See `client.SamplerClient`.
@@ -170,13 +180,12 @@ class VllmClient:
     async def _post(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._http is None:
             self._http = connections.open_session(self._token)
-        began = time.monotonic()
         try:
-            async with self._http.post(f"{self._url}/inference/v1/generate", json=message) as found:
-                status, body = found.status, await found.read()
+            with self._busy():
+                async with self._http.post(f"{self._url}/{_VERB}", json=message) as found:
+                    status, body = found.status, await found.read()
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
-        self.busy_seconds += time.monotonic() - began
         reason = f"{self._url} answers {status}: {body[:300].decode(errors='replace')}"
         if status in (408, 429) or status >= 500:
             raise _Failed(reason)
@@ -191,6 +200,18 @@ class VllmClient:
             raise _Failed(f"its weights are {unknown!r}, no version that was loaded")
         _check(choice)
         return choice
+
+    @contextlib.contextmanager
+    def _busy(self):
+        if not self._num_posted:
+            self._busy_since = time.monotonic()
+        self._num_posted += 1
+        try:
+            yield
+        finally:
+            self._num_posted -= 1
+            if not self._num_posted:
+                self._busy_seconds += time.monotonic() - self._busy_since
 
 
 @dataclasses.dataclass

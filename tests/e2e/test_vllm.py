@@ -8,6 +8,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import time
 import urllib.request
 
 import jax
@@ -126,6 +127,7 @@ def test_asynchronous_run_agrees_with_the_trainer(server, tmp_path):
     episodes = {}
     while process.poll() is None:
         collect(paths, episodes)
+        time.sleep(0.1)
     runs.finish(process, place)
     assert runs.rl_steps(place) == list(range(1, 7))
     weights = filesystem.FileWeights(paths.weights, workdir.run_id_of(paths))
