@@ -273,11 +273,11 @@ def _sampler() -> ConfigDict:
             "cache_tokens": 0,  # most tokens cached in all slots; 0 = all of them full
             # Smaller sizes that the cache may have, as fractions of that: memory and the cost of a
             # step follow the tokens there are, but each size is compiled, which small models feel.
-            "cache_sizes": (),
+            "cache_sizes": (),  # ascending or not; empty = one size
             "prefix_cache": "prompts",  # shared beginnings: off | prompts: no number changes | all
             # Pages per prefill dispatch, ascending; a turn takes the smallest that holds what is
             # new, else the largest several times.
-            "prefill_pages": (8,),
+            "prefill_pages": (8,),  # each is compiled
             "max_fed_tokens": 8,  # turns with so few new tokens read them by decode steps instead
             "num_aux_draws": 128,  # one-token draws per sampled token, if the algorithm reads them
             "top_k": 16,  # likeliest tokens recorded per sampled token, for those that need them

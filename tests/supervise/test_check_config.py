@@ -94,3 +94,22 @@ def test_a_sampler_that_others_reach_needs_a_secret(tmp_path, monkeypatch):
     config.sampler.token_file = ""
     monkeypatch.setenv("JAXRL_SAMPLER_TOKEN", "s3cret")
     check_config.check_service(config)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("mode", "sync", "rollout.client is vllm, and mode=sync is one process"),
+        ("sampler.swap", "keep", "sampler.swap=recompute"),
+        ("sampler.record_experts", True, "experts are not recorded from vLLM"),
+        ("vllm.url", "localhost:8000", "expected http://HOST:PORT"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused(path, value, words):
+    config = common.base()
+    config.update({"rollout": {"client": "vllm"}, "sampler": {"swap": "recompute"}})
+    check_config.check(config)
+    section, _, name = path.rpartition(".")
+    (config[section] if section else config)[name] = value
+    with pytest.raises(check_config.ConfigError, match=words):
+        check_config.check(config)
