@@ -4,7 +4,10 @@ import threading
 import time
 
 import pytest
+import sampler_lab as lab
 import server_lab
+
+NUM_SLOTS = lab.SHAPE["num_slots"]
 
 
 def generate(service, session, turn=0, tokens=(3, 4)):
@@ -13,16 +16,16 @@ def generate(service, session, turn=0, tokens=(3, 4)):
     return service.post("/generate", body)
 
 
-def test_an_idle_session_gives_its_slot_to_a_request_that_waits_and_loses_nothing():
-    engine = server_lab.make_engine(num_slots=8)
+def test_an_idle_session_gives_its_slot_to_a_request_that_waits_and_loses_nothing(make_engine):
+    engine = make_engine()
     engine.start()
     with server_lab.serving(engine, idle_s=0.3) as service:
-        first = [generate(service, f"s{n}")[1] for n in range(8)]
+        first = [generate(service, f"s{n}")[1] for n in range(NUM_SLOTS)]
         time.sleep(0.6)
-        assert service.get("/stats")[1]["held_slots"] == 8, "nobody waits for a slot"
+        assert service.get("/stats")[1]["held_slots"] == NUM_SLOTS, "nobody waits for a slot"
         status, answer = generate(service, "new")
         assert (status, answer["tokens"]) == (200, first[0]["tokens"])
-        assert service.get("/stats")[1]["held_slots"] == 8
+        assert service.get("/stats")[1]["held_slots"] == NUM_SLOTS
         # The one that was idle longest has lost its slot; its next turn goes on from its tokens.
         returned = generate(service, "s0", turn=1, tokens=(3, 4, *first[0]["tokens"], 5))[1]
         stayed = generate(service, "s7", turn=1, tokens=(3, 4, *first[7]["tokens"], 5))[1]
@@ -32,11 +35,11 @@ def test_an_idle_session_gives_its_slot_to_a_request_that_waits_and_loses_nothin
         assert returned["logprobs"] == pytest.approx(stayed["logprobs"], rel=0, abs=2e-5)
 
 
-def test_a_session_that_was_idle_for_less_keeps_its_slot():
-    engine = server_lab.make_engine(num_slots=8)
+def test_a_session_that_was_idle_for_less_keeps_its_slot(make_engine):
+    engine = make_engine()
     engine.start()
     with server_lab.serving(engine, idle_s=30.0) as service:
-        for number in range(8):
+        for number in range(NUM_SLOTS):
             generate(service, f"s{number}")
         waiting = threading.Thread(target=generate, args=(service, "new"))
         waiting.start()

@@ -125,8 +125,10 @@ def assert_same(found, expected):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
     made = Run(tmp_path / "run")
+    # Programs are compiled for a policy; in processes of their own each has one anyway.
+    monkeypatch.setattr(build, "models", lambda config, vocab_size: (made.policy, None))
     yield made
     made.stop()
     assert not made.errors
