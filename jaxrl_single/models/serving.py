@@ -162,7 +162,8 @@ def _embed(serving: Serving, tokens: jax.Array) -> jax.Array:
 def _rotation(config: config_lib.ModelConfig, positions: jax.Array) -> layers.Rotation:
     """Cosines and sines [H / 2, T] of positions [T]."""
     cos, sin = layers.rotation(positions, head_size=config.head_size, theta=config.rope_theta)
-    return cos.T, sin.T
+    # Once, not again in every layer for every head.
+    return platform.separate((cos.T, sin.T))
 
 
 def _project(

@@ -84,7 +84,9 @@ def _in_blocks(
         tokens = jax.lax.dynamic_slice(plan.tokens, (place,), (width,))
         inputs, kernel, out = platform.separate((rows[tokens], gate_up[expert], down[expert]))
         gate, up = jnp.split(platform.separate(jnp.einsum("fd,td->ft", kernel, inputs)), 2)
-        block_results = out @ platform.separate(matmul.swiglu(gate, up))
+        hidden = platform.separate(matmul.swiglu(gate, up))
+        # Finished before it is turned, or XLA would turn the operands of the dot instead.
+        block_results = platform.separate(out @ hidden)
         # What a block holds beyond its expert's share, the blocks of the next ones overwrite.
         return jax.lax.dynamic_update_slice(results, block_results.T, (place, 0))
 
