@@ -195,7 +195,9 @@ def _feed_forward(
     """
     normed = platform.separate(_norm(x, layer["mlp_norm"], config.norm_eps))
     if config.num_experts:
-        mixing, chosen = moe.route(normed.T, layer["router"], config.experts_per_token)
+        # The dot of a transposed array would round the last tokens differently from the others.
+        rows = platform.separate(normed.T)
+        mixing, chosen = moe.route(rows, layer["router"], config.experts_per_token)
         kernels = layer["gate_up"], layer["down"]
         return x + serving_experts.apply(normed, real, mixing, chosen, *kernels), chosen
     gate, up = jnp.split(platform.separate(layer["gate_up"] @ normed), 2)
