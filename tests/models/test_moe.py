@@ -122,3 +122,25 @@ def test_the_router_learns_from_the_chosen_experts_only():
 
     columns = np.abs(np.asarray(slope["kernel"][...])).sum(axis=0)
     np.testing.assert_array_equal(np.flatnonzero(columns), np.sort(chosen))
+
+
+def test_given_experts_are_taken_and_weighted_by_the_router_itself():
+    rng = np.random.default_rng(3)
+    x, kernel = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(6, EXPERTS))
+    kernel = kernel.astype(np.float32)
+    given = np.array([[3, 0], [-1, -1], [1, 2], [-1, 2]], np.int16)
+
+    mixing, chosen = moe.route(x, kernel, PER_TOKEN, given)
+
+    own_mixing, own_chosen = moe.route(x, kernel, PER_TOKEN)
+    logits = x.astype(np.float64) @ kernel
+    for t in (0, 2):
+        np.testing.assert_array_equal(chosen[t], given[t])
+        shares = np.exp(logits[t, given[t]])
+        np.testing.assert_allclose(mixing[t, given[t]], shares / shares.sum(), rtol=1e-5)
+        assert np.count_nonzero(mixing[t]) == PER_TOKEN
+    for t in (1, 3):
+        np.testing.assert_array_equal(chosen[t], own_chosen[t])
+        np.testing.assert_array_equal(mixing[t], own_mixing[t])
+    slope = jax.grad(lambda kernel: moe.route(x[:1], kernel, PER_TOKEN, given[:1])[0][0, 3])(kernel)
+    np.testing.assert_array_equal(np.flatnonzero(np.abs(slope).sum(axis=0)), [0, 3])
