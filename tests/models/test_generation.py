@@ -25,13 +25,23 @@ def _full_logprobs(size, tokens):
     return np.asarray(jax.nn.log_softmax(hidden @ policy.unembedding(params).T))
 
 
+def _prefill(pool, slot, tokens):
+    for start in range(0, len(tokens), paged_lab.PAGE_SIZE):
+        pool.prefill((slot, tokens[start : start + paged_lab.PAGE_SIZE], start))
+
+
 def _play(pool, slot, tokens, *, prompt, others=()):
-    """Prefills tokens[:prompt] page by page, decodes the rest; logits [LENGTH - prompt, V]."""
-    for start in range(0, prompt, paged_lab.PAGE_SIZE):
-        pool.prefill((slot, tokens[start : min(start + paged_lab.PAGE_SIZE, prompt)], start))
-    steps = range(prompt, len(tokens))
-    entries = [{slot: (tokens[t], t)} | {s: (row[t], t) for s, row in others} for t in steps]
-    return np.stack([pool.decode(entry)[0][slot] for entry in entries])
+    """Prefills tokens[:prompt], decodes the rest; logits [len(tokens) - prompt, V].
+
+    The others are (slot, tokens) with what they decode meanwhile at the end.
+    """
+    _prefill(pool, slot, tokens[:prompt])
+    found = []
+    for t in range(prompt, len(tokens)):
+        at = {s: len(row) - len(tokens) + t for s, row in others}
+        entries = {slot: (tokens[t], t)} | {s: (row[at[s]], at[s]) for s, row in others}
+        found.append(pool.decode(entries)[0][slot])
+    return np.stack(found)
 
 
 @pytest.mark.parametrize("size", lab.SIZES)
@@ -64,20 +74,19 @@ def test_an_episode_of_two_turns_scores_as_the_full_forward_does(size):
 
 @pytest.mark.parametrize("size", MOST_FORMS)
 def test_a_slot_is_the_same_to_the_bit_in_every_pool_and_company(size):
-    mine, *others = _tokens(3, seed=1)
+    mine, *rows = _tokens(3, seed=1)
+    others = list(zip((0, 3), rows, strict=True))
     pools = [
         paged_lab.Pool(size, num_pages=4),
         paged_lab.Pool(size),
         paged_lab.Pool(size, order=SCATTERED),
         paged_lab.Pool(size, order=SCATTERED[::-1]),
     ]
-    for pool, company in zip(pools, (0, 0, 0, 2), strict=True):
-        for slot, other in list(zip((0, 3), others, strict=True))[:company]:
-            pool.prefill((slot, other[:8], 0))
-            pool.prefill((slot, other[8:10], 8))
+    for slot, row in others:  # they are a page ahead
+        _prefill(pools[3], slot, row[:19])
 
-    alone, *rest = [_play(pool, 2, mine, prompt=10) for pool in pools[:3]]
-    in_company = _play(pools[3], 2, mine, prompt=10, others=zip((0, 3), others, strict=True))
+    alone, *rest = [_play(pool, 2, mine[:14], prompt=9) for pool in pools[:3]]
+    in_company = _play(pools[3], 2, mine[:14], prompt=9, others=others)
 
     for logits in (*rest, in_company):
         np.testing.assert_array_equal(logits, alone)
