@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Installs into .venv, then checks style, import contracts and tests: test.sh [--slow] [PYTEST ARGUMENTS]
-marker="not slow"
-if [ "${1:-}" = "--slow" ]; then marker="slow"; shift; fi
+# Installs into .venv, then checks style, import contracts and tests: test.sh [--slow | --long] [PYTEST ARGUMENTS]
+marker="not slow and not long"
+case "${1:-}" in
+  --slow) marker="slow and not long"; shift ;;
+  --long) marker="long"; shift ;;
+esac
 arguments=("$@")
 set -- test
 source "$(dirname "$0")/install.sh"
 export JAX_PLATFORMS=cpu
-if [ "$marker" = "not slow" ]; then
+if [[ "$marker" == not* ]]; then
   .venv/bin/ruff check .
   .venv/bin/ruff format --check .
   .venv/bin/lint-imports

@@ -83,7 +83,7 @@ def test_two_samplers_and_a_rollout_in_processes_of_their_own(tmp_path):
     check_sound(workdir, num_steps=14)
 
 
-@pytest.mark.parametrize("name", ["sampler-0", "rollout"])
+@pytest.mark.parametrize("name", ["sampler-0", pytest.param("rollout", marks=pytest.mark.long)])
 def test_a_killed_process_is_restarted_and_no_episode_fails(tmp_path, name):
     workdir = tmp_path / "run"
     process = runs.start(workdir, *TWO)
@@ -98,6 +98,7 @@ def test_a_killed_process_is_restarted_and_no_episode_fails(tmp_path, name):
     assert failed_episodes(workdir) == 0
 
 
+@pytest.mark.long
 def test_the_only_sampler_is_killed_and_its_episodes_wait_for_the_next(tmp_path):
     workdir = tmp_path / "run"
     process = runs.start(workdir, *HTTP)
@@ -109,6 +110,7 @@ def test_the_only_sampler_is_killed_and_its_episodes_wait_for_the_next(tmp_path)
     assert newest_rl_line(workdir)["sampler/restarts"] == 1
 
 
+@pytest.mark.long
 def test_a_sampler_that_was_started_alone_is_found_and_used(tmp_path):
     workdir = tmp_path / "run"
     lone = start_lone_sampler(workdir, "sampler.num_slots=16")  # before there is a run
@@ -122,6 +124,7 @@ def test_a_sampler_that_was_started_alone_is_found_and_used(tmp_path):
     assert list((workdir / "samplers").iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_samplers_of_given_urls_are_used(tmp_path):
     workdir, port = tmp_path / "run", free_port()
     urls = f"rollout.sampler_urls=('http://127.0.0.1:{port}',)"

@@ -25,7 +25,7 @@ from jaxrl_single.weights import base, filesystem, vllm
 from tests.e2e import runs
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         "JAXRL_VLLM_PYTHON" not in os.environ, reason="JAXRL_VLLM_PYTHON names no Python"
     ),

@@ -211,7 +211,7 @@ def test_the_command_says_what_is_wrong(model, prompts, tmp_path, change, messag
     assert not output.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_process_is_continued(model, tmp_path):
     prompts, killed, whole = (tmp_path / f"{name}.jsonl" for name in ("prompts", "killed", "whole"))
     prompts.write_text("".join(f'{{"prompt_token_ids": [{n}, 5]}}\n' for n in range(60)))

@@ -179,7 +179,7 @@ def test_nothing_is_written_of_a_checkpoint_that_fails(tmp_path):
         hf.save(tmp_path / "out", shape, params, context_length=64)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("size", model_lab.SIZES)
 def test_transformers_reads_what_we_write_and_we_what_it_writes(size, tmp_path):
     python = os.environ.get("JAXRL_HF_PYTHON", sys.executable)
