@@ -1,4 +1,4 @@
-"""Every config runs two steps of RL and moves its policy: one for each code path, the rest slowly.
+"""Every config runs two steps of RL and moves its policy: one for each code path; the rest slowly.
 
 In this process, in mode sync; kills, resumes, processes and the other stages are for tests/e2e.
 """
@@ -22,6 +22,15 @@ CODE_PATHS = {
     "tiny_spo": "a state that every batch changes",
     "tiny_klpo": "rows that the sampler records",
 }
+OTHERS = {  # that read or keep something which none of the above does
+    "tiny_bellman_bpo": "minibatches",
+    "tiny_decoupled_ppo": "proximal log-probs",
+    "tiny_estr": "a calibrated rule",
+    "tiny_klpo_sequence": "a regression of whole trajectories",
+    "tiny_rlef": "a reference policy, turns",
+    "tiny_running_mean": "a history of every task",
+    "tiny_trm": "whole rows of log-probs",
+}
 STEPS = 2
 
 
@@ -42,8 +51,14 @@ def small(name):
 
 def cases():
     assert set(CODE_PATHS) <= FILES
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(FILES - set(CODE_PATHS))]
-    return [*CODE_PATHS, *slow]
+    published = {name for name in FILES if not name.startswith("tiny_")}
+    slow = published | set(OTHERS)
+    rest = FILES - set(CODE_PATHS) - slow
+    marked = [(slow, pytest.mark.slow), (rest, pytest.mark.long)]
+    return [
+        *CODE_PATHS,
+        *(pytest.param(name, marks=mark) for names, mark in marked for name in sorted(names)),
+    ]
 
 
 @pytest.mark.parametrize("name", cases())
@@ -51,7 +66,7 @@ def test_two_steps_move_the_policy(name, tmp_path):
     check_run(small(name), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["topk", "binary", "full"])
 @pytest.mark.parametrize("name", ["tiny_klpo", "tiny_klpo_sequence"])
 def test_other_kernels_have_what_they_read(name, kernel, tmp_path):

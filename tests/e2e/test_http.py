@@ -83,7 +83,8 @@ def test_two_samplers_and_a_rollout_in_processes_of_their_own(tmp_path):
     check_sound(workdir, num_steps=14)
 
 
-@pytest.mark.parametrize("name", ["sampler-0", pytest.param("rollout", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sampler-0", "rollout"])
 def test_a_killed_process_is_restarted_and_no_episode_fails(tmp_path, name):
     workdir = tmp_path / "run"
     process = runs.start(workdir, *TWO)

@@ -6,7 +6,7 @@ import sampler_lab as lab
 from jaxrl_single.sampler import engine as engine_lib
 
 
-@pytest.fixture(params=[pytest.param("tiny", marks=pytest.mark.slow), "tiny_moe"])
+@pytest.fixture(params=[pytest.param("tiny", marks=pytest.mark.long), "tiny_moe"])
 def size(request) -> str:
     return request.param
 

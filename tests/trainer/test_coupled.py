@@ -50,10 +50,12 @@ def make_batch(micro):
 
 
 QUICK = ("flash_reinforce", "klpo_sequence")  # a gate and a regression; one row compiles for long
+SLOW = ("estr", "vapo")  # a state and a term
 
 
 def rows():
-    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ROWS]
+    marks = dict.fromkeys(ROWS, pytest.mark.long) | dict.fromkeys(SLOW, pytest.mark.slow)
+    return [n if n in QUICK else pytest.param(n, marks=marks[n]) for n in ROWS]
 
 
 @pytest.fixture(scope="module", params=rows())
