@@ -136,6 +136,11 @@ class Batch:
             self._finish(slot, "cancelled")
         self._slots.release(session)
 
+    @property
+    def can_swap(self) -> bool:
+        """Whether another swap leaves time to sample: nobody is busy with reading again for one."""
+        return self._settings.swap == "keep" or not self._slots.rereading
+
     def swap(self, version: int, serving: Any) -> None:
         """The weights of the next chunk, in their serving form."""
         if self._slots.active.any():

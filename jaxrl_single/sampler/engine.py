@@ -75,7 +75,7 @@ class Engine:
           cache_tokens: tokens that the cache holds at most; 0 = every slot full.
           cache_sizes: smaller sizes that it may have, as fractions of that; each is compiled.
           swap: "keep" the cache of sessions in flight when weights change, or "recompute" it
-            with the new weights before their next token.
+            with the new weights before their next token; the next swap waits until that is done.
           max_fed_tokens: a turn that brings at most so many new tokens (besides its last) is read
             by decode steps instead of a prefill; cache_length for no prefill at all.
           prefix_cache: what sessions share of each other's beginnings: "off"; "prompts", tokens
@@ -282,6 +282,8 @@ class Engine:
             raise RuntimeError("the sampler engine was stopped")
 
     def _swap(self) -> bool:
+        if not (self._paused or self._batch.can_swap):
+            return False
         with self._changed:
             weights, self._next_weights = self._next_weights, None
         if weights is None:

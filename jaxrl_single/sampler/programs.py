@@ -39,8 +39,8 @@ class Programs:
         self._record = record
         self._device = jax.local_devices()[0]
         self.serving = self.form(params)
-        with jax.default_device(self._device):
-            self._cache = policy.init_cache(num_pages, page_size)
+        # Bound to the device as the weights are: programs are compiled once for both.
+        self._cache = jax.device_put(policy.init_cache(num_pages, page_size), self._device)
 
     def form(self, params: api.Params) -> Any:
         """The serving form of a copy of params: the trainer donates its own to its next step.

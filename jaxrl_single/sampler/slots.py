@@ -73,7 +73,7 @@ class Slots:
         # Of the turn, chunk by chunk: rows of a vocabulary are too large to hold for every token.
         self._recorded: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_slots)]
         self._reused = np.zeros(per_slot, np.int32)
-        self._reread = np.zeros(per_slot, np.bool_)  # after a swap, in this turn
+        self._reread = np.zeros(per_slot, np.bool_)  # the turn has begun to read again after a swap
         self._owner: dict[str, int] = {}  # session -> slot
         self._clock = 0
 
@@ -151,9 +151,15 @@ class Slots:
         if not self.active[source]:  # of an active slot it tells the age
             self._touch(source)
 
+    @property
+    def rereading(self) -> bool:
+        """Whether some slot has still to read again what the last swap has made it forget."""
+        return bool((self.active & self._reread & (self.cached < self.lengths - 1)).any())
+
     def drop(self, slot: int) -> None:
         """Its pages are gone: all is read again before the next token, in the same way."""
         self._keep(slot, 0)
+        self._reread[slot] = False
         self.matching[slot] = self.active[slot] and self.settings.shares
 
     def swap(self) -> None:
@@ -164,7 +170,7 @@ class Slots:
         their numbers follow from the versions of their tokens.
         """
         if self.settings.swap == "recompute":
-            self.cached[:], self.starts[:] = 0, 0
+            self.cached[:], self.starts[:], self._reread[:] = 0, 0, True
             for slot in np.flatnonzero(self.active).tolist():
                 length = int(self.lengths[slot])
                 self.reading[slot] = FED

@@ -33,7 +33,7 @@ def policy_of(size: str) -> api.Policy:
 @functools.cache
 def params_of(size: str, seed: int) -> api.Params:
     """Spread out, so that the distributions are neither uniform nor certain."""
-    return jax.tree.map(lambda leaf: 2 * leaf, policy_of(size).init(jax.random.key(seed)))
+    return jax.tree.map(lambda leaf: 1.5 * leaf, policy_of(size).init(jax.random.key(seed)))
 
 
 @functools.partial(jax.jit, static_argnames="policy")

@@ -195,9 +195,10 @@ def test_swaps_lose_and_repeat_no_token(make_engine):
         answers = lab.play_together(engine, lab.prompts_of([3, 20, 9, 33]))
         for one, other in zip(_joined(answers), _joined(expected), strict=True):
             assert one.tokens == other.tokens
-            assert len(set(one.policy_versions)) > 1 or len(one.tokens) <= 4
+            assert one.policy_versions == sorted(one.policy_versions)
+        assert any(len(set(answer.policy_versions)) > 2 for answer in _joined(answers))
         stats = engine.stats()
-        assert stats["swaps"] >= 6
+        assert stats["swaps"] >= 5  # also when there is more to read again than a step can
         assert 0 < stats["stall_seconds"] < stats["busy_seconds"]
 
 
