@@ -110,3 +110,22 @@ def test_a_source_that_ends_while_others_wait_for_it(make_engine):
     assert answers[0].finish_reason == "cancelled"
     for ticket in (1, 2):
         assert lab.numbers(answers[ticket]) == _alone(make_engine, PROMPT, ticket)
+
+
+def test_a_dispatch_of_copies_reads_no_page_that_it_writes(make_engine):
+    """The oldest of equal sources may be one that is just receiving its pages."""
+    engine = make_engine()
+    lab.run(engine, _ask(engine, "idle", PROMPT))
+    programs, dispatches = engine._batch._programs, []
+    copy = programs.copy
+
+    def watched(sources, targets):
+        dispatches.append((set(sources.tolist()), set(targets.tolist())))
+        copy(sources, targets)
+
+    programs.copy = watched
+    answers = lab.run(engine, *(_ask(engine, f"g{i}", PROMPT, ticket=i) for i in range(3)))
+    assert sum(len(targets) for _, targets in dispatches) == 3 * 3
+    assert not any(sources & targets for sources, targets in dispatches)
+    for ticket, answer in enumerate(answers):
+        assert lab.numbers(answer) == _alone(make_engine, PROMPT, ticket)
