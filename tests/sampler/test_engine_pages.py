@@ -1,5 +1,6 @@
 """Memory follows the tokens, and what is done for that changes no number."""
 
+import pytest
 import sampler_lab as lab
 
 SMALL = 8  # pages of the pool below: two full episodes of 4 pages
@@ -9,6 +10,7 @@ def _numbers(episodes):
     return [[lab.numbers(answer) for answer in answers] for answers in episodes]
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_too_small_for_all_gives_the_same_numbers(make_engine):
     """Sessions lose their pages, between turns and in the middle of one, and read them again."""
     prompts = lab.prompts_of([3, 20, 9, 33, 17, 26, 5, 18, 12, 30])
@@ -25,6 +27,7 @@ def test_a_pool_that_is_too_small_for_all_gives_the_same_numbers(make_engine):
         assert tight.stats()["prefill_tokens"] > 1.2 * roomy.stats()["prefill_tokens"]
 
 
+@pytest.mark.slow
 def test_a_full_episode_alone_in_a_pool_that_holds_just_one(make_engine):
     engine = make_engine(cache_tokens=lab.SHAPE["cache_length"])
     first, second = lab.run(

@@ -119,7 +119,7 @@ def _assert_equal(answer, expected):
         assert getattr(answer, name)[:count] == getattr(expected, name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_long_life_leaks_nothing_and_can_be_repeated(make_engine):
     engine = make_engine(**SHAPE)
     engine.warm_up()
