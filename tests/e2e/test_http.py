@@ -141,6 +141,7 @@ def test_the_samplers_of_given_urls_are_used(tmp_path):
         lone.kill()
 
 
+@pytest.mark.long
 def test_a_sampler_alone_says_what_is_wrong(tmp_path):
     workdir = tmp_path / "run"
     runs.run(workdir, *STEPS, "rl.num_steps=1", "eval.num_tasks=1")
