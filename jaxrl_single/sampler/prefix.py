@@ -117,9 +117,7 @@ def _whole(lengths: np.ndarray, count: int, size: int) -> np.ndarray:
 def _being_prefilled(state: slots.Slots) -> np.ndarray:
     """[S], the end of what each slot is prefilling; 0 where it reads by decode steps."""
     found = np.zeros(len(state.active), np.int64)
-    at = np.minimum(state.cached, state.tokens.shape[1] - 1)
-    how = state.reading[np.arange(len(found)), at]
-    prefilling = np.flatnonzero(state.active & (how != slots.FED))
+    prefilling = np.flatnonzero(state.active & (state.next_reading != slots.FED))
     found[prefilling] = state.read_until(prefilling)
     return found
 

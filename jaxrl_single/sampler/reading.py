@@ -25,8 +25,7 @@ def prefill_rows(
     number of pages go together. When the next item is asked for, this one counts as cached.
     """
     settings = state.settings
-    at = np.minimum(state.cached, state.tokens.shape[1] - 1)
-    how = np.where(allowed, state.reading[np.arange(settings.num_slots), at], slots.FED)
+    how = np.where(allowed, state.next_reading, slots.FED)
     for code, num_rows in enumerate(settings.prefills, start=1):
         chosen = np.flatnonzero(how == code)
         if not len(chosen):
@@ -91,8 +90,7 @@ def decode_rows(
     width = state.tokens.shape[1]
     steps = np.arange(num_steps)[:, None]
     everyone = np.arange(settings.num_slots)
-    how = state.reading[everyone, np.minimum(state.cached, width - 1)]
-    active = allowed & (how == slots.FED)
+    active = allowed & (state.next_reading == slots.FED)
     until = state.lengths.copy()
     behind = np.flatnonzero(active & (state.lengths - state.cached > 1))
     until[behind] = state.read_until(behind)

@@ -133,6 +133,12 @@ class Slots:
             same &= self.reading[rows, : len(tokens)] == reading
         return np.where(same.all(axis=1), len(tokens), same.argmin(axis=1))
 
+    @property
+    def next_reading(self) -> np.ndarray:
+        """[S], how each slot reads its next token."""
+        at = np.minimum(self.cached, self.tokens.shape[1] - 1)
+        return self.reading[np.arange(len(at)), at]
+
     def read_until(self, slots: np.ndarray) -> np.ndarray:
         """Where the next tokens of `slots` cease to be read in the same way, `lengths` at most."""
         at, width = self.cached[slots], self.tokens.shape[1]
