@@ -116,11 +116,11 @@ def _selected_logprobs(chunk, hidden, unembedding, ids, temperature):
 
     axis, num_tokens = temperature.ndim - 1, temperature.shape[-1]
     chunks = (
-        _split(hidden, axis, chunk, fill=0),
-        _split(ids, axis, chunk, fill=0),
-        _split(temperature, axis, chunk, fill=1),
+        split(hidden, axis, chunk, fill=0),
+        split(ids, axis, chunk, fill=0),
+        split(temperature, axis, chunk, fill=1),
     )
-    return _join(jax.lax.map(one_chunk, chunks), axis, num_tokens)
+    return join(jax.lax.map(one_chunk, chunks), axis, num_tokens)
 
 
 def _forward(chunk, *primals):
@@ -150,13 +150,13 @@ def _backward(chunk, residuals, cotangents):
 
     used = _is_used(of_ids, of_entropy)
     chunks = (
-        _split(jnp.where(used[..., None], hidden, 0), axis, chunk, fill=0),
-        _split(jnp.where(used, temperature, 1), axis, chunk, fill=1),
-        *_split((ids, of_ids, of_entropy), axis, chunk, fill=0),
+        split(jnp.where(used[..., None], hidden, 0), axis, chunk, fill=0),
+        split(jnp.where(used, temperature, 1), axis, chunk, fill=1),
+        *split((ids, of_ids, of_entropy), axis, chunk, fill=0),
     )
     zeros = jnp.zeros(unembedding.shape, wide)
     unembedding_gradient, hidden_gradient = jax.lax.scan(one_chunk, zeros, chunks)
-    hidden_gradient = _join(hidden_gradient, axis, temperature.shape[axis])
+    hidden_gradient = join(hidden_gradient, axis, temperature.shape[axis])
     return hidden_gradient, unembedding_gradient.astype(dtype), None, None
 
 
@@ -248,7 +248,7 @@ def _one_hot(tokens, vocab_size):
     return tokens[..., None] == ids
 
 
-def _split(tree, axis, chunk, *, fill):
+def split(tree, axis, chunk, *, fill):
     """Cuts axis T into the chunks of a scan: [..., T, *] -> [T / chunk, ..., chunk, *]."""
 
     def of_array(x):
@@ -262,8 +262,8 @@ def _split(tree, axis, chunk, *, fill):
     return jax.tree.map(of_array, tree)
 
 
-def _join(tree, axis, num_tokens):
-    """Undoes `_split` and cuts its padding off: [T / chunk, ..., chunk, *] -> [..., T, *]."""
+def join(tree, axis, num_tokens):
+    """Undoes `split` and cuts its padding off: [T / chunk, ..., chunk, *] -> [..., T, *]."""
 
     def of_array(chunks):
         moved = jnp.moveaxis(chunks, 0, axis)

@@ -64,8 +64,7 @@ def policy_forward(
     chex.assert_rank(micro.tokens, 2)
     hidden = _hidden(policy, params, micro)
     # The small arrays move left to meet the hidden states, instead of [B, T, D] moving right.
-    follows = _left(_has_predecessor(micro.segment_ids), fill=False)
-    temperature = jnp.where(follows, _left(micro.temperature, fill=1), 1)
+    follows, temperature = _of_next(micro)
     asked = {
         "logprobs": micro.tokens[..., None],
         "aux_logprobs": micro.aux_tokens,
@@ -107,8 +106,7 @@ def position_kl(
     """
     hidden = [_hidden(policy, params, micro) for params in (before, after)]
     tables = [policy.unembedding(params) for params in (before, after)]
-    follows = _left(_has_predecessor(micro.segment_ids), fill=False)
-    temperature = jnp.where(follows, _left(micro.temperature, fill=1), 1)
+    _, temperature = _of_next(micro)
 
     def one_chunk(arrays):
         *states, temperature = arrays
@@ -119,9 +117,9 @@ def position_kl(
         logprobs = logprob_ops.log_softmax(old, temperature[..., None])
         return kl_budget.position_kl(logprobs, new - old, temperature)
 
-    cut = [_chunks(array, chunk) for array in (*hidden, temperature)]
-    found = jnp.concatenate(list(jax.lax.map(one_chunk, cut)), axis=-1)
-    return _align(found[:, : micro.tokens.shape[1]], micro.segment_ids)
+    chunks = logprob_ops.split((*hidden, temperature), 1, chunk, fill=1)
+    found = logprob_ops.join(jax.lax.map(one_chunk, chunks), 1, micro.tokens.shape[1])
+    return _align(found, micro.segment_ids)
 
 
 def critic_forward(
@@ -154,6 +152,12 @@ def _hidden(policy: api.Policy, params: dict[str, Any], micro: token_batch.Token
     return policy.hidden(params, *rows, micro.expert_ids)
 
 
+def _of_next(micro: token_batch.TokenBatch) -> tuple[jax.Array, jax.Array]:
+    """[B, T] of the token after each: whether there is one in the segment, and its temperature."""
+    follows = _left(_has_predecessor(micro.segment_ids), fill=False)
+    return follows, jnp.where(follows, _left(micro.temperature, fill=1), 1)
+
+
 def _has_predecessor(segment_ids: jax.Array) -> jax.Array:
     """[B, T] bool: the token before is of the same segment."""
     before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
@@ -175,11 +179,3 @@ def _align(after: jax.Array, segment_ids: jax.Array) -> jax.Array:
 def _columns(array: jax.Array, widths: tuple[int, int]) -> list[tuple[int, int]]:
     """The padding of [B, T, ...] that pads its columns."""
     return [(0, 0), widths] + [(0, 0)] * (array.ndim - 2)
-
-
-def _chunks(array: jax.Array, chunk: int) -> jax.Array:
-    """[B, T, ...] -> [T / chunk, B, chunk, ...], filled up with ones."""
-    padding = _columns(array, (0, -array.shape[1] % chunk))
-    padded = jnp.pad(array, padding, constant_values=1)
-    cut = padded.reshape(len(array), -1, chunk, *array.shape[2:])
-    return jnp.moveaxis(cut, 1, 0)
