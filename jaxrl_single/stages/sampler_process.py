@@ -19,7 +19,7 @@ import jax
 import ml_collections
 
 from jaxrl_single import types, workdir
-from jaxrl_single.envs import chat_text
+from jaxrl_single.envs import chat, chat_text
 from jaxrl_single.models import api
 from jaxrl_single.sampler import access
 from jaxrl_single.sampler import engine as engine_lib
@@ -58,9 +58,10 @@ def run(
       RuntimeError: the engine failed.
       ValueError: the trainer's weights do not fit the model of the config.
     """
-    engines = _make_engines(config, paths)
+    world = world_lib.make(config)
+    engines = _make_engines(config, paths, world.language)
     try:
-        asyncio.run(_serve(config, paths, engines, name, stopping=stopping, beat=beat))
+        asyncio.run(_serve(config, paths, world, engines, name, stopping=stopping, beat=beat))
     finally:
         engines.stop()
 
@@ -117,9 +118,10 @@ def read_stats(paths: workdir.Workdir) -> dict[str, float]:
     return restarts | _together([numbers for numbers in found if numbers])
 
 
-def _make_engines(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> engines_lib.Engines:
+def _make_engines(
+    config: ml_collections.ConfigDict, paths: workdir.Workdir, language: chat.Chat
+) -> engines_lib.Engines:
     """Compiles with random weights, while the trainer still makes the first version."""
-    language = world_lib.make(config).language
     policy, _ = build.models(config, language.vocab_size)
     make = functools.partial(
         make_engine, config, policy, text_of=chat_text.CharText(language).decode
@@ -139,6 +141,7 @@ def _make_engines(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> 
 async def _serve(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
+    world: world_lib.World,
     engines: engines_lib.Engines,
     name: str,
     *,
@@ -158,9 +161,9 @@ async def _serve(
             beat()
             await asyncio.sleep(_FOLLOW_S)
         if config.rollout.client == "http":
-            await _serve_http(config, paths, engines, name, ended=ended, beat=beat)
+            text = chat_text.CharText(world.language)
+            await _serve_http(config, paths, text, engines, name, ended=ended, beat=beat)
         else:
-            world = world_lib.make(config)
             await rollout_process.make_scheduler(config, paths, world, client_for, beat=beat).run(
                 ended
             )
@@ -175,6 +178,7 @@ async def _serve(
 async def _serve_http(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
+    text: chat_text.CharText,
     engines: engines_lib.Engines,
     name: str,
     *,
@@ -183,7 +187,7 @@ async def _serve_http(
 ) -> None:
     server = server_lib.Server(
         engines,
-        chat_text.CharText(world_lib.make(config).language),
+        text,
         host=config.sampler.host,
         port=addresses.port(config, name),
         token=access.read_token(config.sampler.token_file),
