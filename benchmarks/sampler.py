@@ -156,6 +156,8 @@ def environment() -> dict[str, str]:
         # Of vLLM on CPU: gigabytes of cache; threads wherever the system puts them.
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Its engine in the process that asks it: twice as fast here as in one of its own.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
