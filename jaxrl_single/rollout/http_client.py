@@ -63,7 +63,7 @@ class _Session:
 
 
 class HttpClient:
-    """Samples over POST /generate and /release of sampler/server.py. Use it on one event loop.
+    """Samples over POST /generate and /release of sampler/service. Use it on one event loop.
 
     Requests that a sampler refuses for now (429, or whatever comes with Retry-After) are sent again
     when it says so; requests that met a lost connection or another answer of 500 or more are sent

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import ml_collections
 
 from jaxrl_single import workdir
-from jaxrl_single.sampler import access
+from jaxrl_single.sampler.service import access
 
 _FRESH_S = 0.5  # `Watch` reads the directory at most so often
 

@@ -12,7 +12,7 @@ from jaxrl_single import store as store_lib
 from jaxrl_single import types, workdir
 from jaxrl_single.data import ticket_files
 from jaxrl_single.rollout import client, http_client, scheduler
-from jaxrl_single.sampler import access
+from jaxrl_single.sampler.service import access
 from jaxrl_single.stages import addresses
 from jaxrl_single.stages import world as world_lib
 

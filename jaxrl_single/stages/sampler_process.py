@@ -21,9 +21,9 @@ import ml_collections
 from jaxrl_single import types, workdir
 from jaxrl_single.envs import chat, chat_text
 from jaxrl_single.models import api
-from jaxrl_single.sampler import access
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler import server as server_lib
+from jaxrl_single.sampler.service import access
+from jaxrl_single.sampler.service import server as server_lib
 from jaxrl_single.stages import addresses, build, rollout_process, vllm_sampler
 from jaxrl_single.stages import engines as engines_lib
 from jaxrl_single.stages import world as world_lib

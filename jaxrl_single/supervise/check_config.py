@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from jaxrl_single.models import config as model_config
-from jaxrl_single.sampler import access
+from jaxrl_single.sampler.service import access
 from jaxrl_single.supervise import workdir_config
 
 CHOICES = {

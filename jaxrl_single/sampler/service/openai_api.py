@@ -16,8 +16,8 @@ from typing import Any
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.sampler import fields as fields_lib
-from jaxrl_single.sampler import http_errors, openai_prompts
+from jaxrl_single.sampler.service import fields as fields_lib
+from jaxrl_single.sampler.service import http_errors, openai_prompts
 
 MAX_CHOICES = 1024  # of one request, over all its prompts
 _COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is absent

@@ -16,7 +16,7 @@ from typing import Any
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler import http_errors, openai_answers, openai_api, text_stream
+from jaxrl_single.sampler.service import http_errors, openai_answers, openai_api, text_stream
 
 DONE = b"data: [DONE]\n\n"
 

@@ -12,7 +12,7 @@ import sampler_lab as lab
 from jaxrl_single import types
 from jaxrl_single.envs import chat, chat_text
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler import server as server_lib
+from jaxrl_single.sampler.service import server as server_lib
 from jaxrl_single.weights import base as weights_base
 
 SIZE = "tiny_moe"

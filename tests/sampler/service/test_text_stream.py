@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from jaxrl_single.sampler import text_stream
+from jaxrl_single.sampler.service import text_stream
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: "ä".encode()[:1], 4: "ä".encode()[1:], 5: "漢".encode()}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler import http_errors
+from jaxrl_single.sampler.service import http_errors
 from jaxrl_single.weights import base as weights_base
 
 _RETRY_S = 1  # a chunk of decoding takes less

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.sampler import access, admission, http_errors, openai_api, openai_routes
+from jaxrl_single.sampler.service import access, admission, http_errors, openai_api, openai_routes
 from jaxrl_single.weights import base as weights_base
 
 _SWEEP_S = 1.0  # between looks for sessions that are idle while requests wait

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_single.envs import chat, chat_text
-from jaxrl_single.sampler import http_errors, openai_api
+from jaxrl_single.sampler.service import http_errors, openai_api
 
 TEXT = chat_text.CharText(chat.CharChat.build())
 LIMITS = openai_api.Limits("policy", max_tokens=50, max_top_logprobs=3)

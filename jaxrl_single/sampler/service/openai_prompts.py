@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.sampler import fields as fields_lib
-from jaxrl_single.sampler import http_errors
+from jaxrl_single.sampler.service import fields as fields_lib
+from jaxrl_single.sampler.service import http_errors
 
 
 def of_completion(prompt: Any, text: text_lib.Text) -> list[list[int]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxrl_single.sampler import http_errors
+from jaxrl_single.sampler.service import http_errors
 
 _LARGEST_ID = 2**31 - 1
 _LARGEST_NUMBER = 3e38  # of float32

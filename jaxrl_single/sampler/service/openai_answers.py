@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.sampler import openai_api
+from jaxrl_single.sampler.service import openai_api
 
 
 def header(call: openai_api.Call, model_name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.sampler import (
+from jaxrl_single.sampler.service import (
     admission,
     http_errors,
     openai_answers,

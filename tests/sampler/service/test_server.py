@@ -12,8 +12,8 @@ import sampler_lab as lab
 import server_lab
 
 from jaxrl_single import wire
-from jaxrl_single.sampler import access
-from jaxrl_single.sampler import server as server_lib
+from jaxrl_single.sampler.service import access
+from jaxrl_single.sampler.service import server as server_lib
 from jaxrl_single.weights import filesystem
 
 PROMPT = [1, 2, 3]
