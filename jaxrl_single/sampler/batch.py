@@ -19,7 +19,7 @@ from jaxrl_single.sampler import decode, pages, prefix, reading, slots, stops
 from jaxrl_single.sampler import programs as programs_lib
 from jaxrl_single.sampler import settings as settings_lib
 
-OnTokens = Callable[[list[int], list[float]], None]
+OnTokens = Callable[[wire.Completion], None]
 
 _COUNTED = (
     "tokens",
@@ -296,9 +296,8 @@ class Batch:
             tokens = tokens[: found[0]]
             self._slots.cut(slot, job.num_seen + found[0])
         if job.on_tokens is not None and tokens:
-            logprobs = self._slots.new_logprobs(slot)[job.num_seen :].tolist()
             try:
-                job.on_tokens(tokens, logprobs)
+                job.on_tokens(self._slots.part(slot, job.num_seen))
             except Exception:
                 _log.exception("session %r: on_tokens failed", job.request.session)
                 job.on_tokens = None

@@ -141,8 +141,8 @@ class Engine:
         cache_length, down to no token at all.
 
         Args:
-          on_tokens: called in the engine's thread after each chunk with the tokens that it added
-            to the answer, and their log-probs; it must be quick.
+          on_tokens: called in the engine's thread after each chunk with what it added to the
+            answer, as a completion that is "unfinished"; it must be quick.
 
         Raises:
           ValueError: the request is wrong; the message names the field.

@@ -11,6 +11,8 @@ what happens to be cached, and a token that must be read again is read in the sa
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jaxrl_single import wire
@@ -228,9 +230,12 @@ class Slots:
         """What the turn has sampled."""
         return self.tokens[slot, self.firsts[slot] : self.lengths[slot]]
 
-    def new_logprobs(self, slot: int) -> np.ndarray:
-        """Of `new_tokens`, under the distributions that they were drawn from."""
-        return self._logprobs[slot, self.firsts[slot] : self.lengths[slot]]
+    def part(self, slot: int, first: int) -> wire.Completion:
+        """What the turn has sampled from its token `first` on, with finish reason "unfinished"."""
+        begin = int(self.firsts[slot])
+        count = int(self.lengths[slot]) - begin
+        columns = slice(begin + first, begin + count)
+        return self._sampled(slot, columns, "unfinished", **self._rows(slot, first, count))
 
     def cut(self, slot: int, count: int) -> None:
         """Forgets what the turn has sampled after its first `count` tokens."""
@@ -242,16 +247,14 @@ class Slots:
         """Ends the turn; returns what it has sampled."""
         turn = slice(self.firsts[slot], self.lengths[slot])
         self._keep(slot, int(self.lengths[slot]) - 1)
-        answer = wire.Completion(
-            tokens=self.tokens[slot, turn].tolist(),
-            logprobs=self._logprobs[slot, turn].tolist(),
-            entropies=self._entropies[slot, turn].tolist(),
-            policy_versions=self._versions[slot, turn].tolist(),
-            finish_reason=finish_reason,
-            untruncated_logprobs=self._untruncated[slot, turn].tolist(),
+        answer = self._sampled(
+            slot,
+            turn,
+            finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=int(self._reused[slot]),
-            **self._recorded_fields(slot, turn.stop - turn.start),
+            **self._rows(slot, 0, turn.stop - turn.start),
+            **self._read_experts(slot),
         )
         if turn.stop > turn.start:  # else the tokens that the turn brought were not read
             self.starts[slot] = turn.stop - 1
@@ -291,14 +294,35 @@ class Slots:
             chunk = {name: array[steps, slot].copy() for name, array in sampled.recorded.items()}
             self._recorded[slot].append(chunk)
 
-    def _recorded_fields(self, slot: int, count: int) -> dict[str, list]:
-        chunks = self._recorded[slot]
-        found = {
-            name: np.concatenate([chunk[name] for chunk in chunks])[:count].tolist()
-            for name in (chunks[0] if chunks else ())
-        }
-        if self.experts is not None:
-            start = int(self.starts[slot])
-            found["expert_start"] = start
-            found["expert_ids"] = self.experts[slot, start : self.cached[slot]].tolist()
+    def _sampled(
+        self, slot: int, columns: slice, finish_reason: str, **further: Any
+    ) -> wire.Completion:
+        return wire.Completion(
+            tokens=self.tokens[slot, columns].tolist(),
+            logprobs=self._logprobs[slot, columns].tolist(),
+            entropies=self._entropies[slot, columns].tolist(),
+            policy_versions=self._versions[slot, columns].tolist(),
+            finish_reason=finish_reason,
+            untruncated_logprobs=self._untruncated[slot, columns].tolist(),
+            **further,
+        )
+
+    def _rows(self, slot: int, first: int, end: int) -> dict[str, list]:
+        """The recorded rows of the turn's tokens first .. end - 1, by name."""
+        found: dict[str, list] = {}
+        at = 0  # of the chunk's first token in the turn
+        for chunk in self._recorded[slot]:
+            for name, rows in chunk.items():
+                size = len(rows)
+                if at + size > first:  # a stream asks for the newest chunk only, again and again
+                    part = rows[max(first - at, 0) : max(end - at, 0)]
+                    found.setdefault(name, []).extend(part.tolist())
+            at += size
         return found
+
+    def _read_experts(self, slot: int) -> dict[str, Any]:
+        if self.experts is None:
+            return {}
+        start = int(self.starts[slot])
+        experts = self.experts[slot, start : self.cached[slot]]
+        return {"expert_start": start, "expert_ids": experts.tolist()}

@@ -11,6 +11,7 @@ import sampler_lab as lab
 from jaxrl_single import types, wire
 
 PROMPT = [4, 5, 6, 7, 8]
+PER_TOKEN = ("tokens", "logprobs", "entropies", "policy_versions", "untruncated_logprobs")
 
 
 def _text_of(tokens):
@@ -29,10 +30,7 @@ def _joined(lists) -> list:
 
 
 def _head(answer, count, **changes) -> wire.Completion:
-    cut = {
-        name: getattr(answer, name)[:count]
-        for name in ("tokens", "logprobs", "entropies", "policy_versions", "untruncated_logprobs")
-    }
+    cut = {name: getattr(answer, name)[:count] for name in PER_TOKEN}
     return dataclasses.replace(answer, **cut, **changes)
 
 
@@ -85,22 +83,24 @@ def test_a_stop_token_in_the_prompt_is_a_token_like_any_other(make_engine):
 
 
 def test_tokens_arrive_chunk_by_chunk(make_engine):
-    engine = make_engine(text_of=_text_of)
+    engine = make_engine(text_of=_text_of, record=types.Record(topk=2))
     free = _answer(engine, max_new_tokens=11)
     string = _text_of(free.tokens)[8:10]
     for changes, count in (({}, 11), ({"stop": (string,)}, 10)):
         got = []
         asked = lab.request("s", PROMPT, max_new_tokens=11, **changes)
-        future = engine.submit(asked, on_tokens=lambda *part, got=got: got.append(part))
+        future = engine.submit(asked, on_tokens=got.append)
         (answer,) = lab.run(engine, future)
         engine.release("s")
-        assert [len(tokens) for tokens, _ in got] == [4, 4, count - 8]
-        assert _joined((tokens for tokens, _ in got)) == answer.tokens == free.tokens[:count]
-        assert _joined((logprobs for _, logprobs in got)) == answer.logprobs
+        assert [len(part.tokens) for part in got] == [4, 4, count - 8]
+        assert {part.finish_reason for part in got} == {"unfinished"}
+        assert answer.tokens == free.tokens[:count]
+        for name in (*PER_TOKEN, "topk_tokens", "topk_logprobs"):
+            assert _joined(getattr(part, name) for part in got) == getattr(answer, name), name
 
 
 def test_a_listener_that_fails_harms_nobody(make_engine):
-    def fail(tokens, logprobs):
+    def fail(part):
         raise OSError("the client is gone")
 
     engine = make_engine()

@@ -100,7 +100,7 @@ def _replay(engine, session):
     """Asks for the session's turns again, with each token's weights; one session at a time."""
     for asked, expected in session.turns:
         got = []
-        future = engine.submit(asked, on_tokens=lambda tokens, _, got=got: got.extend(tokens))
+        future = engine.submit(asked, on_tokens=lambda part, got=got: got.extend(part.tokens))
         while not future.done():
             wanted = (expected.policy_versions[len(got) :] or [engine.version])[0]
             if wanted != engine.version:

@@ -89,12 +89,13 @@ def choice(
         said = {"message": {"role": "assistant", "content": found, "refusal": None}}
     else:
         said = {"text": found}
+    said["logprobs"] = logprobs(text, call, completion) if call.logprobs else None
     extras = {}
     if call.return_token_ids:
         extras = {"token_ids": completion.tokens} | training_fields(completion)
         if not call.chat:
             extras["prompt_token_ids"] = prompt_of(call, index)
-    return {"index": index} | said | ending(text, call, completion) | extras
+    return {"index": index} | said | ending(completion) | extras
 
 
 def prompt_of(call: openai_api.Call, index: int) -> list[int]:
@@ -102,15 +103,9 @@ def prompt_of(call: openai_api.Call, index: int) -> list[int]:
     return call.prompts[index // call.num_choices]
 
 
-def ending(
-    text: text_lib.Text, call: openai_api.Call, completion: wire.Completion
-) -> dict[str, Any]:
+def ending(completion: wire.Completion) -> dict[str, Any]:
     """The fields of a choice that are known at its end only."""
-    return {
-        "logprobs": _logprobs(text, call, completion) if call.logprobs else None,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-    }
+    return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
 
 
 def training_fields(completion: wire.Completion) -> dict[str, Any]:
@@ -123,15 +118,14 @@ def training_fields(completion: wire.Completion) -> dict[str, Any]:
     }
 
 
-def _of_full(completion: wire.Completion) -> list[float]:
-    if completion.untruncated_logprobs is None:
-        return completion.logprobs
-    return completion.untruncated_logprobs
-
-
-def _logprobs(
-    text: text_lib.Text, call: openai_api.Call, completion: wire.Completion
+def logprobs(
+    text: text_lib.Text,
+    call: openai_api.Call,
+    completion: wire.Completion,
+    *,
+    first_offset: int = 0,
 ) -> dict[str, Any]:
+    """The object `logprobs` of a choice; in a completion, `text_offset` begins at first_offset."""
     names = [_name(text, token) for token in completion.tokens]
     tops = [_likeliest(text, call, completion, place) for place in range(len(completion.tokens))]
     if call.chat:
@@ -141,7 +135,7 @@ def _logprobs(
             for name, value, top in entries
         ]
         return {"content": content, "refusal": None}
-    offsets = [0]
+    offsets = [first_offset]
     for name in names[:-1]:
         offsets.append(offsets[-1] + len(name))
     with_own = [
@@ -154,6 +148,17 @@ def _logprobs(
         "top_logprobs": with_own if call.top_logprobs else None,
         "text_offset": offsets[: len(names)],
     }
+
+
+def named_length(text: text_lib.Text, tokens: Sequence[int]) -> int:
+    """Characters of the tokens as `logprobs` writes them, each by itself."""
+    return sum(len(_name(text, token)) for token in tokens)
+
+
+def _of_full(completion: wire.Completion) -> list[float]:
+    if completion.untruncated_logprobs is None:
+        return completion.logprobs
+    return completion.untruncated_logprobs
 
 
 def _likeliest(

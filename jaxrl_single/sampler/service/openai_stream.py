@@ -1,7 +1,8 @@
 """Answers of OpenAI's endpoints as server-sent events, while the engine samples them.
 
-A choice streams its text and (with `return_token_ids`) its ids; log-probs and the other arrays come
-for all of its tokens with the last chunk, which has the finish reason.
+A chunk has the log-probs and (with `return_token_ids`) the ids and the other arrays of the tokens
+that have come since the one before. Its text may lag behind them: it waits for whole characters,
+and for the end of what may become a stop string. The last chunk has the finish reason.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Stream:
         self._call = call
         self._head = head
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, list[int] | futures.Future]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, wire.Completion | futures.Future]] = asyncio.Queue()
         self._choices = [
             _Choice(text, call, index, request) for index, request in enumerate(requests)
         ]
@@ -59,7 +60,7 @@ class Stream:
         completions: dict[int, wire.Completion] = {}
         while len(completions) < len(self._choices):
             index, found = await self._events.get()
-            if isinstance(found, list):
+            if isinstance(found, wire.Completion):
                 chunk = self._choices[index].more(found)
             elif found.cancelled() or found.exception() is not None:
                 error = found.exception() if not found.cancelled() else RuntimeError("cancelled")
@@ -80,13 +81,10 @@ class Stream:
         return event(self._head | {"choices": [choice]})
 
     def _submit(self, engine: engine_lib.Engine, index: int, request: wire.Request) -> None:
-        def on_tokens(tokens: list[int], _logprobs: list[float]) -> None:
-            self._post(index, list(tokens))
-
-        future = engine.submit(request, on_tokens=on_tokens)
+        future = engine.submit(request, on_tokens=lambda part: self._post(index, part))
         future.add_done_callback(lambda done: self._post(index, done))
 
-    def _post(self, index: int, found: list[int] | futures.Future) -> None:
+    def _post(self, index: int, found: wire.Completion | futures.Future) -> None:
         """From the engine's thread, which must not fail because the service has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, (index, found))
@@ -102,7 +100,7 @@ class _Choice:
         self._call = call
         self._index = index
         self._hidden = frozenset(request.stop_token_ids)
-        self._num_ids = 0
+        self._num_named = 0  # characters of the tokens so far, each by itself
         self._stream = text_stream.AnswerStream(
             text, keep_special=call.keep_special, stop=request.stop
         )
@@ -112,29 +110,30 @@ class _Choice:
         extras = {}
         if self._call.return_token_ids:
             extras["prompt_token_ids"] = openai_answers.prompt_of(self._call, self._index)
-        return self._chunk("", [], first=True) | extras
+        return self._chunk("", first=True) | extras
 
-    def more(self, ids: list[int]) -> dict[str, Any] | None:
+    def more(self, part: wire.Completion) -> dict[str, Any] | None:
         """The chunk of new tokens; None if it would say nothing."""
-        self._num_ids += len(ids)
-        piece = self._stream.add([token for token in ids if token not in self._hidden])
-        if not piece and not self._call.return_token_ids:
-            return None
-        return self._chunk(piece, ids)
+        piece = self._stream.add([token for token in part.tokens if token not in self._hidden])
+        found = {}
+        if self._call.logprobs:
+            found["logprobs"] = openai_answers.logprobs(
+                self._text, self._call, part, first_offset=self._num_named
+            )
+            self._num_named += openai_answers.named_length(self._text, part.tokens)
+        if self._call.return_token_ids:
+            found |= {"token_ids": part.tokens} | openai_answers.training_fields(part)
+        return self._chunk(piece) | found if piece or found else None
 
     def end(self, completion: wire.Completion) -> dict[str, Any]:
-        """The last chunk."""
+        """The last chunk, of no token: `more` has had them all."""
         whole = openai_answers.full_text(self._text, self._call, completion)
-        chunk = self._chunk(self._stream.finish(whole), completion.tokens[self._num_ids :])
-        if self._call.return_token_ids:
-            chunk |= openai_answers.training_fields(completion)
-        return chunk | openai_answers.ending(self._text, self._call, completion)
+        return self._chunk(self._stream.finish(whole)) | openai_answers.ending(completion)
 
-    def _chunk(self, piece: str, ids: list[int], *, first: bool = False) -> dict[str, Any]:
+    def _chunk(self, piece: str, *, first: bool = False) -> dict[str, Any]:
         if self._call.chat:
             role = {"role": "assistant"} if first else {}
             said = {"delta": role | ({"content": piece} if piece or first else {})}
         else:
             said = {"text": piece}
-        found = {"index": self._index} | said | {"logprobs": None, "finish_reason": None}
-        return found | ({"token_ids": ids} if self._call.return_token_ids else {})
+        return {"index": self._index} | said | {"logprobs": None, "finish_reason": None}

@@ -1,5 +1,6 @@
 """OpenAI's endpoints with the official client against a real engine."""
 
+import itertools
 import json
 
 import openai
@@ -12,6 +13,13 @@ END = TEXT.stop_token_ids[0]
 PROMPT = TEXT.encode("<user>(37+58)*46<end><assistant>")
 MESSAGES = [{"role": "user", "content": "(37+58)*46"}]
 TRAINING = {"return_token_ids": True}
+TRAINING_FIELDS = (
+    "token_ids",
+    "rollout_logprobs",
+    "untruncated_logprobs",
+    "entropies",
+    "policy_versions",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +44,10 @@ def complete(client, prompt=PROMPT, *, extra=None, **settings):
 def talk(client, *, extra=None, **settings):
     settings = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "seed": 3} | settings
     return client.chat.completions.create(extra_body=extra, **settings)
+
+
+def joined(lists) -> list:
+    return list(itertools.chain.from_iterable(lists))
 
 
 def test_the_model_is_listed(client):
@@ -179,7 +191,7 @@ def test_a_turn_and_its_continuation_keep_the_budget_and_the_cache(service, clie
 @pytest.mark.parametrize("settings", [{}, {"stop": ["+", "12"]}, {"max_tokens": 60, "n": 3}])
 def test_a_stream_says_what_the_whole_answer_says(client, settings):
     whole = complete(client, extra=TRAINING, logprobs=2, **settings)
-    texts, ids, last = {}, {}, {}
+    texts, parts, ends = {}, {}, {}
     chunks = list(
         complete(
             client,
@@ -196,23 +208,31 @@ def test_a_stream_says_what_the_whole_answer_says(client, settings):
     for chunk in chunks[:-1]:
         (choice,) = chunk.choices
         texts[choice.index] = texts.get(choice.index, "") + choice.text
-        ids[choice.index] = ids.get(choice.index, []) + choice.model_extra["token_ids"]
-        last[choice.index] = choice
+        ends[choice.index] = choice.finish_reason
+        if "token_ids" in choice.model_extra:
+            parts.setdefault(choice.index, []).append(choice)
     for choice in whole.choices:
         assert texts[choice.index] == choice.text
-        assert ids[choice.index] == choice.model_extra["token_ids"]
-        end = last[choice.index]
-        assert end.finish_reason == choice.finish_reason
-        assert end.logprobs == choice.logprobs
-        for name in ("policy_versions", "entropies", "rollout_logprobs", "untruncated_logprobs"):
-            assert end.model_extra[name] == choice.model_extra[name]
+        assert ends[choice.index] == choice.finish_reason
+        of_choice = parts[choice.index]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            in_parts = [getattr(part.logprobs, name) for part in of_choice]
+            assert joined(in_parts) == getattr(choice.logprobs, name)
+        for name in TRAINING_FIELDS:
+            in_parts = [part.model_extra[name] for part in of_choice]
+            assert joined(in_parts) == choice.model_extra[name]
+            assert all(len(part) <= lab.SHAPE["decode_chunk"] for part in in_parts)
     if "max_tokens" in settings:
         assert len(chunks) > 3 * 4  # it did come in pieces
 
 
 def test_a_chat_streams(client):
-    whole = talk(client).choices[0]
-    chunks = list(talk(client, stream=True))
+    settings = {"logprobs": True, "top_logprobs": 2}
+    whole = talk(client, **settings).choices[0]
+    chunks = list(talk(client, stream=True, **settings))
+    entries = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
+    assert joined(entries) == whole.logprobs.content
+    assert len(entries) > 3
     assert chunks[0].choices[0].delta.role == "assistant"
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert said == whole.message.content
