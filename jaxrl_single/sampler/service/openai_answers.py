@@ -36,13 +36,12 @@ def header(call: openai_api.Call, model_name: str) -> dict[str, Any]:
 
 
 def body(
-    text: text_lib.Text,
     call: openai_api.Call,
     head: dict[str, Any],
+    choices: Sequence[dict[str, Any]],
     completions: Sequence[wire.Completion],
 ) -> dict[str, Any]:
-    """The whole answer, for a client that does not stream."""
-    choices = [choice(text, call, index, found) for index, found in enumerate(completions)]
+    """The whole answer, for a client that does not stream; choices: of the completions."""
     answer = head | {"choices": choices, "usage": usage(call, completions)}
     if call.chat and call.return_token_ids:
         answer["prompt_token_ids"] = call.prompts[0]

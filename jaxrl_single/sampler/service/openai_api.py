@@ -1,9 +1,10 @@
 """Requests of /v1/completions and /v1/chat/completions, read into requests of the wire.
 
-Besides OpenAI's own fields: prompts as token ids, top_k, min_p, stop_token_ids, ignore_eos,
-allowed_token_ids, skip_special_tokens, return_token_ids, session_id (keeps the cache from turn to
-turn until POST /release) and policy_version (exactly that version samples). A field that would
-change the answer and can't be followed is refused by name, never ignored.
+Besides OpenAI's own fields (echo among them, with max_tokens = 0 for the prompt alone): prompts as
+token ids, top_k, min_p, stop_token_ids, ignore_eos, allowed_token_ids, skip_special_tokens,
+return_token_ids, session_id (keeps the cache from turn to turn until POST /release) and
+policy_version (exactly that version samples). A field that would change the answer and can't be
+followed is refused by name, never ignored.
 https://platform.openai.com/docs/api-reference
 """
 
@@ -43,7 +44,7 @@ _NEUTRAL = {
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
 }
-_NEUTRAL_COMPLETION = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+_NEUTRAL_COMPLETION = {"best_of": (1,), "suffix": ("",)}
 _NEUTRAL_CHAT = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -77,6 +78,7 @@ class Call:
       return_token_ids: ids, versions and whatever else training needs.
       keep_special: special tokens are part of the text.
       session_id: whose cache is kept; None = these are sessions of one request.
+      echo: answers begin with their prompts, see openai_echo.py.
     """
 
     chat: bool
@@ -91,12 +93,15 @@ class Call:
     return_token_ids: bool
     keep_special: bool
     session_id: str | None
+    echo: bool
 
     def requests(self) -> list[wire.Request]:
-        """One for each choice, prompt by prompt.
+        """One for each choice, prompt by prompt; none where nothing is to be sampled.
 
         The randomness of a choice is named by the seed and its number among those of its prompt.
         """
+        if not self.settings["max_new_tokens"]:
+            return []
         once = f"openai/{uuid.uuid4().hex}"
         return [
             wire.Request(
@@ -124,12 +129,14 @@ def completion_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -
     prompts = openai_prompts.of_completion(found.take("prompt"), text)
     found.refuse_unless(_NEUTRAL_COMPLETION)
     top = found.integer("logprobs", None, 0, limits.max_top_logprobs)
-    max_tokens = found.integer("max_tokens", _COMPLETION_TOKENS, 1, limits.max_tokens)
+    echo = found.boolean("echo")
+    max_tokens = found.integer("max_tokens", _COMPLETION_TOKENS, 1 - echo, limits.max_tokens)
     return _call(
         found,
         text,
         limits,
         chat=False,
+        echo=echo,
         prompts=prompts,
         logprobs=top is not None,
         top_logprobs=top or 0,
@@ -157,6 +164,7 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
         text,
         limits,
         chat=True,
+        echo=False,
         prompts=[prompt],
         logprobs=logprobs,
         top_logprobs=top,
@@ -181,6 +189,7 @@ def _call(
     limits: Limits,
     *,
     chat: bool,
+    echo: bool,
     prompts: list[list[int]],
     logprobs: bool,
     top_logprobs: int,
@@ -192,6 +201,8 @@ def _call(
     num_choices = _num_choices(found, len(prompts), session)
     seed = found.integer("seed", None, -_INT64, _INT64 - 1)
     stream = found.boolean("stream")
+    if stream and echo:
+        raise http_errors.wrong("echo can't be streamed; leave one of the two out", "echo")
     call = Call(
         chat=chat,
         prompts=prompts,
@@ -205,6 +216,7 @@ def _call(
         return_token_ids=found.boolean("return_token_ids"),
         keep_special=not found.boolean("skip_special_tokens", True),
         session_id=session,
+        echo=echo,
     )
     for name in _IGNORED:
         found.take(name)

@@ -8,12 +8,15 @@ from typing import Any
 
 from aiohttp import web
 
+from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
+from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler.service import (
     admission,
     http_errors,
     openai_answers,
     openai_api,
+    openai_echo,
     openai_prompts,
     openai_stream,
 )
@@ -74,7 +77,29 @@ class OpenAiRoutes:
             completions = await asyncio.gather(
                 *[asyncio.wrap_future(engine.submit(request)) for request in requests]
             )
-        return web.json_response(openai_answers.body(self._text, call, head, completions))
+        if call.echo:
+            choices, completions = await self._with_prompts(call, engine, completions)
+        else:
+            choices = [
+                openai_answers.choice(self._text, call, index, completion)
+                for index, completion in enumerate(completions)
+            ]
+        return web.json_response(openai_answers.body(call, head, choices, completions))
+
+    async def _with_prompts(
+        self, call: openai_api.Call, engine: engine_lib.Engine, completions: list[wire.Completion]
+    ) -> tuple[list[dict[str, Any]], list[wire.Completion]]:
+        """Choices that begin with their prompts, and the completions, empty ones included."""
+        scoring = openai_echo.requests(call)
+        sessions = [request.session for request in scoring if request is not None]
+        with self._admission.in_flight(engine, sessions, once=True):
+            scored = await openai_echo.score(engine, scoring)
+        completions = completions or [openai_echo.NOTHING] * len(call.prompts) * call.num_choices
+        choices = [
+            openai_echo.choice(self._text, call, index, scored, completion)
+            for index, completion in enumerate(completions)
+        ]
+        return choices, completions
 
     def _description(self) -> dict[str, Any]:
         return {

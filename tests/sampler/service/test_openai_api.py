@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_single.envs import chat, chat_text
-from jaxrl_single.sampler.service import http_errors, openai_api
+from jaxrl_single.sampler.service import http_errors, openai_api, openai_echo
 
 TEXT = chat_text.CharText(chat.CharChat.build())
 LIMITS = openai_api.Limits("policy", max_tokens=50, max_top_logprobs=3)
@@ -145,7 +145,7 @@ def test_messages_become_what_templates_read():
         ("stream_options", {"include_usage": "yes"}),
         ("session_id", ""),
         ("policy_version", -1),
-        ("echo", True),
+        ("echo", 1),
         ("best_of", 2),
         ("presence_penalty", 0.5),
         ("frequency_penalty", 1),
@@ -186,6 +186,20 @@ def test_a_wrong_field_of_a_chat_is_refused_by_its_name(field, value):
     with pytest.raises(http_errors.ApiError) as caught:
         chat_call(**{field: value})
     assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_an_echo_may_ask_for_no_answer_and_cannot_be_streamed():
+    call = completion(echo=True, max_tokens=0, logprobs=1, prompt=[[1, 2, 3], [4]])
+    assert (call.echo, call.requests()) == (True, [])
+    scoring, nothing = openai_echo.requests(call)
+    assert (scoring.tokens, scoring.forced_tokens, scoring.max_new_tokens) == ([1], (2, 3), 2)
+    assert (scoring.stop_token_ids, scoring.record) == ((), True)
+    assert nothing is None, "a prompt of one token has nothing to score"
+    assert openai_echo.requests(completion(echo=True)) == [None], "nobody asks for log-probs"
+    with pytest.raises(http_errors.ApiError, match="stream"):
+        completion(echo=True, stream=True)
+    with pytest.raises(http_errors.ApiError, match="max_tokens"):
+        completion(echo=False, max_tokens=0)
 
 
 def test_a_session_takes_one_request_at_a_time():

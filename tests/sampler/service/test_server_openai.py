@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import openai
 import pytest
 import sampler_lab as lab
@@ -186,6 +187,43 @@ def test_a_turn_and_its_continuation_keep_the_budget_and_the_cache(service, clie
     assert len(full.choices[0].model_extra["token_ids"]) == room
     assert full.choices[0].finish_reason == "length"
     service.wait_for(lambda: service.get("/stats")[1]["held_slots"] == 0)
+
+
+def test_an_echo_scores_the_prompt(service, client):
+    """Against the training path, in the shape that evaluation harnesses read."""
+    prompts = [PROMPT, PROMPT[:9], PROMPT[:1]]
+    answer = complete(client, prompt=prompts, max_tokens=0, logprobs=1, extra={"echo": True})
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert (answer.usage.completion_tokens, answer.usage.prompt_tokens) == (0, len(PROMPT) + 10)
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        table = lab.rescore(server_lab.SIZE, 0, prompt, 1.0)
+        found = choice.logprobs
+        assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+        expected = table[np.arange(1, len(prompt)), prompt[1:]]
+        np.testing.assert_allclose(found.token_logprobs[1:], expected, atol=2e-5)
+        likeliest = [max(top.values()) for top in found.top_logprobs[1:]]
+        np.testing.assert_allclose(likeliest, table[1:].max(axis=-1), atol=2e-5)
+        assert found.tokens == [TEXT.decode([token], keep_special=True) for token in prompt]
+        assert found.text_offset[1:] == [
+            len("".join(found.tokens[:n])) for n in range(1, len(prompt))
+        ]
+        assert (choice.text, choice.finish_reason) == (TEXT.decode(prompt), "length")
+    service.wait_for(lambda: service.get("/stats")[1]["held_slots"] == 0)
+
+
+def test_an_echo_with_an_answer_has_both_after_one_another(client):
+    settings = {"max_tokens": 5, "logprobs": 2, "n": 2, "temperature": 0.7}
+    plain = complete(client, **settings)
+    echoed = complete(client, extra={"echo": True}, **settings)
+    assert echoed.usage == plain.usage
+    for ours, alone in zip(echoed.choices, plain.choices, strict=True):
+        assert ours.text == TEXT.decode(PROMPT) + alone.text
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
+            found = getattr(ours.logprobs, name)
+            assert found[len(PROMPT) :] == getattr(alone.logprobs, name)
+            assert len(found) == len(PROMPT) + len(alone.logprobs.tokens)
+    bare = complete(client, extra={"echo": True}, max_tokens=0).choices[0]
+    assert (bare.text, bare.logprobs) == (TEXT.decode(PROMPT), None)
 
 
 @pytest.mark.parametrize("settings", [{}, {"stop": ["+", "12"]}, {"max_tokens": 60, "n": 3}])
