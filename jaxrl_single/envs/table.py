@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxrl_single import types
-from jaxrl_single.envs import base, calculator, calculator_script, chat, tasks_file
+from jaxrl_single.envs import base, calculator, calculator_script, chat, prompt, tasks_file
 
 Section = dict[str, Any]  # the `env` section of the config as a plain dict
 
@@ -44,13 +44,15 @@ class EnvSpec:
       make_tasks: section, split ("train" or "eval"), seed -> tasks with random access; no
         question may be in both splits.
       make_chat: the language of the episodes, for models that bring no tokenizer of their own.
-      make_script: a scripted player for demonstrations, or None.
+      make_script: section -> a function that makes scripted players for demonstrations; or None.
+      make_prompt: section -> what a model with a chat template is told first; or None for nothing.
     """
 
     make_env: Callable[[Section], Callable[[], base.Env]]
     make_tasks: Callable[[Section, str, int], Sequence[types.Task]]
     make_chat: Callable[[], chat.Chat]
-    make_script: MakeScript | None = None
+    make_script: Callable[[Section], MakeScript] | None = None
+    make_prompt: Callable[[Section], prompt.PromptSpec] | None = None
 
 
 def get(name: str) -> EnvSpec:
@@ -115,7 +117,7 @@ def _make_calculator_tasks(section: Section, split: str, seed: int) -> Sequence[
     )
 
 
-def _read_split(section: Section, split: str, language: chat.Chat) -> list[types.Task]:
+def _read_split(section: Section, split: str, language: chat.CharChat) -> list[types.Task]:
     """Reads both files, because a question in both would make the evaluation worthless."""
     files = {"train": section["tasks_file"], "eval": section["eval_tasks_file"]}
     if not all(files.values()):
@@ -144,6 +146,6 @@ ENVS: dict[str, EnvSpec] = {
         make_env=_make_calculator,
         make_tasks=_make_calculator_tasks,
         make_chat=chat.CharChat.build,
-        make_script=calculator_script.CalculatorScript,
+        make_script=lambda section: calculator_script.CalculatorScript,
     ),
 }

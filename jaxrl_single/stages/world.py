@@ -47,7 +47,7 @@ def make(config: ml_collections.ConfigDict) -> World:
     train_tasks = spec.make_tasks(section, "train", config.seed)
     return World(
         make_env=spec.make_env(section),
-        make_script=spec.make_script,
+        make_script=spec.make_script and spec.make_script(section),
         language=spec.make_chat(),
         train_tasks=train_tasks,
         rl_tasks=_first(train_tasks, config.env.num_train_tasks),

@@ -66,7 +66,7 @@ def test_each_episode_gets_an_environment_of_its_own():
 def test_script_plays_tasks_of_the_table():
     spec = table.get("calculator")
     task = spec.make_tasks(_section(), "train", 0)[0]
-    script = spec.make_script(task, mistake_rate=0.0, rng=np.random.default_rng(0))
+    script = spec.make_script(_section())(task, mistake_rate=0.0, rng=np.random.default_rng(0))
     assert asyncio.run(script.act(task.question)).startswith("<call>")
 
 

@@ -27,7 +27,7 @@ def _demonstrations(count, *, mistake_rate, seed=0, max_in_flight=8):
 def _play(tasks, mistake_rate, seed=0, max_in_flight=8):
     def client_for(ticket):
         rng = np.random.default_rng([seed, ticket.number])
-        script = SPEC.make_script(ticket.task, mistake_rate=mistake_rate, rng=rng)
+        script = SPEC.make_script(SECTION)(ticket.task, mistake_rate=mistake_rate, rng=rng)
         return scripted.ScriptedClient(script, CHAT)
 
     worker = scheduler.Scheduler(
