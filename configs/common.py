@@ -155,7 +155,7 @@ def _sao() -> ConfigDict:
 def _model() -> ConfigDict:
     return ConfigDict(
         {
-            "size": "tiny_moe",  # a name in jaxrl_single/models/config.py: SIZES
+            "size": "tiny_moe",  # a name in jaxrl_single/models/sizes.py
             "dtype": "float32",  # of parameters and activations; losses are float32 always
             "remat": False,  # recompute activations in the backward pass: less memory, more time
         }

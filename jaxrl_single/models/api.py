@@ -4,7 +4,7 @@ Nothing above this file sees a module. Parameters are nested dicts whose paths r
 `layers/attention/q_proj`; leaves under `layers` carry a leading axis of the L layers:
 
   embedding/table [V, D]          final_norm/scale [D]          unembedding/table [V, D] (untied)
-  layers/attention_norm/scale     layers/attention/{q,k,v,o}_proj, {q,k}_norm/scale
+  layers/attention_norm/scale     layers/attention/{q,k,v,o}_proj, {q,k,v}_bias, {q,k}_norm/scale
   layers/mlp_norm/scale           layers/mlp/{gate,up,down}
                                   or layers/router/kernel, layers/experts/{gate,up,down}
   value_head/{kernel,bias} (critic only)

@@ -1,4 +1,4 @@
-"""Shapes of the models, by name. A config is a value: hashable, comparable, fixed at build time."""
+"""Shapes of the models. A config is a value: hashable, comparable, fixed at build time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,52 @@ import dataclasses
 
 DTYPES = ("float32", "bfloat16")
 MOE_FORMS = ("dense", "ragged", "blocks")
+ROPE_KINDS = ("linear", "dynamic", "llama3", "yarn")
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions stretch over longer contexts than those of pretraining: models/rope.py.
+
+    Attributes:
+      kind: one of ROPE_KINDS.
+      factor: by how much they stretch, at least 1.
+      original_length: tokens of the longest sequence before; "linear" asks for none.
+      slow_turns: pairs that turn fewer times than this within original_length are stretched in
+        full ("llama3" and "yarn" alone).
+      fast_turns: pairs that turn more often are left as they are; those between get a mixture.
+      attention_factor: "yarn" alone, of queries and keys; None = 0.1 ln(factor) + 1.
+      truncate: "yarn" alone, its two bounds are rounded to whole pairs.
+    """
+
+    kind: str
+    factor: float
+    original_length: int = 0
+    slow_turns: float = 1.0
+    fast_turns: float = 32.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.kind in ROPE_KINDS, f"rope scaling {self.kind!r}, allowed are {ROPE_KINDS}")
+        _require(self.factor >= 1, f"rope scaling factor {self.factor}, must be at least 1")
+        _require(
+            self.kind == "linear" or self.original_length > 0,
+            f"rope scaling {self.kind!r} with original_length {self.original_length}, must be "
+            "positive",
+        )
+        _require(
+            0 < self.slow_turns < self.fast_turns,
+            f"rope scaling with slow_turns {self.slow_turns} and fast_turns {self.fast_turns}, "
+            "must be positive and ascending",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder of the Qwen3 family: pre-norm, rotary positions, grouped queries, q/k norms.
+    """A decoder: pre-norm, rotary positions, grouped queries, gated MLPs or experts.
+
+    The defaults are those of the Qwen3 family.
 
     Attributes:
       vocab_size: V, rows of the embedding; token ids are 0 .. V-1.
@@ -22,7 +63,10 @@ class ModelConfig:
       d_ff: F, hidden width of the MLP, or of each expert.
       num_experts: E; 0 makes a dense model.
       experts_per_token: experts that each token passes through; their weights sum to 1.
+      qk_norm: RMSNorm of each query and key head before it is turned.
+      attention_bias: of the projections to queries, keys and values.
       rope_theta: base of the rotary wavelengths.
+      rope_scaling: how they stretch; None = they do not.
       norm_eps: added to the mean square in every RMSNorm.
       tie_embeddings: the unembedding is the embedding table.
       dtype: of parameters and activations, one of DTYPES; norms, softmaxes, the router and
@@ -40,7 +84,10 @@ class ModelConfig:
     d_ff: int
     num_experts: int = 0
     experts_per_token: int = 0
+    qk_norm: bool = True
+    attention_bias: bool = False
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     tie_embeddings: bool = False
     dtype: str = "float32"
@@ -63,6 +110,11 @@ class ModelConfig:
             f"experts_per_token {self.experts_per_token} with num_experts {self.num_experts}, "
             f"must lie in {allowed[0]} .. {allowed[1]}",
         )
+        scaling = self.rope_scaling
+        _require(
+            scaling is None or scaling.kind != "dynamic" or self.head_size > 2,
+            f"head_size {self.head_size}, must be above 2 for dynamic rope scaling",
+        )
 
     @property
     def queries_per_kv(self) -> int:
@@ -73,47 +125,3 @@ class ModelConfig:
 def _require(holds: bool, problem: str) -> None:
     if not holds:
         raise ValueError(f"model config: {problem}")
-
-
-_TINY = ModelConfig(
-    vocab_size=64,
-    num_layers=2,
-    d_model=64,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    d_ff=128,
-)
-
-_QWEN3_30B_A3B = ModelConfig(
-    vocab_size=151_936,
-    num_layers=48,
-    d_model=2048,
-    num_heads=32,
-    num_kv_heads=4,
-    head_size=128,
-    d_ff=768,
-    num_experts=128,
-    experts_per_token=8,
-    rope_theta=1e6,
-    moe_form="ragged",
-)
-
-SIZES: dict[str, ModelConfig] = {
-    "tiny": _TINY,
-    "tiny_moe": dataclasses.replace(_TINY, d_ff=64, num_experts=4, experts_per_token=2),
-    # vLLM's attention on CPU has heads of 32 at least.
-    "tiny_vllm": dataclasses.replace(_TINY, num_heads=2, num_kv_heads=1, head_size=32),
-    "qwen3_30b_a3b": _QWEN3_30B_A3B,
-    "qwen3_30b_a3b_2507": dataclasses.replace(_QWEN3_30B_A3B, rope_theta=1e7),  # longer contexts
-}
-
-
-def get(name: str, *, vocab_size: int, dtype: str = "float32", remat: bool = False) -> ModelConfig:
-    """The named size with the vocabulary of a tokenizer.
-
-    Raises:
-      ValueError: unknown name; the message lists the known ones.
-    """
-    _require(name in SIZES, f"size {name!r}, known sizes are {sorted(SIZES)}")
-    return dataclasses.replace(SIZES[name], vocab_size=vocab_size, dtype=dtype, remat=remat)

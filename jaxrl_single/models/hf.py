@@ -1,6 +1,6 @@
 """Checkpoints in Hugging Face layout, in and out: the same weights here, in vLLM and transformers.
 
-Qwen3, dense and mixture of experts: config.json, safetensors (with an index if there are several
+The families of hf_families.py: config.json, safetensors (with an index if there are several
 files) and tokenizer files. Tensors pass one by one, so a checkpoint is in memory once. No jax:
 what serves or trains puts the numpy arrays on its devices.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_single.models import config as config_lib
-from jaxrl_single.models import hf_config, hf_files
+from jaxrl_single.models import hf_config, hf_families, hf_files
 
 Params = Mapping[str, Any]
 
@@ -63,8 +63,8 @@ def load(
     _check_names(directory, set(wanted), set(places), tied=config.tie_embeddings)
     params = _empty(config)
     shapes = {name: shape for name, (_, shape, _) in wanted.items()}
-    if config.tie_embeddings and hf_config.UNEMBEDDING.name in places:
-        shapes[hf_config.UNEMBEDDING.name] = params["embedding/table"].shape
+    if config.tie_embeddings and hf_families.UNEMBEDDING.name in places:
+        shapes[hf_families.UNEMBEDDING.name] = params["embedding/table"].shape
     extra = None
     for name, array in hf_files.read(places, shapes):
         if name not in wanted:
@@ -143,11 +143,11 @@ def _tensors(
 
 def _wanted(
     config: config_lib.ModelConfig,
-) -> dict[str, tuple[hf_config.Tensor, tuple[int, ...], tuple[Any, ...]]]:
+) -> dict[str, tuple[hf_families.Tensor, tuple[int, ...], tuple[Any, ...]]]:
     """Their name -> (its leaf, their shape, its place in our leaf), sorted by name."""
-    sizes = hf_config.dimensions(config)
+    sizes = hf_families.dimensions(config)
     wanted = {}
-    for tensor in hf_config.tensors_of(config):
+    for tensor in hf_families.tensors_of(config):
         shape = tuple(sizes[axis] for axis in tensor.axes)
         for layer in range(config.num_layers) if "{layer}" in tensor.name else [None]:
             for expert in range(config.num_experts) if "{expert}" in tensor.name else [None]:
@@ -157,8 +157,8 @@ def _wanted(
     return dict(sorted(wanted.items()))
 
 
-def _our_shape(config: config_lib.ModelConfig, tensor: hf_config.Tensor) -> tuple[int, ...]:
-    sizes = hf_config.dimensions(config)
+def _our_shape(config: config_lib.ModelConfig, tensor: hf_families.Tensor) -> tuple[int, ...]:
+    sizes = hf_families.dimensions(config)
     shape = tuple(sizes[axis] for axis in tensor.axes)
     leading = (config.num_layers,) if "{layer}" in tensor.name else ()
     leading += (config.num_experts,) if "{expert}" in tensor.name else ()
@@ -168,12 +168,12 @@ def _our_shape(config: config_lib.ModelConfig, tensor: hf_config.Tensor) -> tupl
 def _empty(config: config_lib.ModelConfig) -> dict[str, np.ndarray]:
     return {
         tensor.path: np.empty(_our_shape(config, tensor), config.dtype)
-        for tensor in hf_config.tensors_of(config)
+        for tensor in hf_families.tensors_of(config)
     }
 
 
 def _check_names(directory: pathlib.Path, wanted: set[str], found: set[str], *, tied: bool) -> None:
-    allowed = wanted | ({hf_config.UNEMBEDDING.name} if tied else set())
+    allowed = wanted | ({hf_families.UNEMBEDDING.name} if tied else set())
     extra = sorted(name for name in found - allowed if not name.endswith(_IGNORED))
     missing = sorted(wanted - found)
     problems = [
@@ -194,7 +194,7 @@ def _check_tied(
         unembedding.astype(embedding.dtype), embedding
     ):
         raise ValueError(
-            f"{directory}: tie_word_embeddings is true, and {hf_config.UNEMBEDDING.name} "
+            f"{directory}: tie_word_embeddings is true, and {hf_families.UNEMBEDDING.name} "
             "differs from the embedding; set tie_word_embeddings to false in config.json"
         )
 
@@ -204,7 +204,7 @@ def _checked(config: config_lib.ModelConfig, params: Params) -> dict[str, np.nda
     flat = dict(_flat(params))
     expected = {
         tensor.path: (_our_shape(config, tensor), np.dtype(config.dtype))
-        for tensor in hf_config.tensors_of(config)
+        for tensor in hf_families.tensors_of(config)
     }
     found = {path: (leaf.shape, leaf.dtype) for path, leaf in flat.items()}
     odd = sorted(path for path in expected | found if expected.get(path) != found.get(path))

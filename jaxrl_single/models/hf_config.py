@@ -1,9 +1,4 @@
-"""Hugging Face's config.json and ours: the families we know, the names of their fields. No jax.
-
-A family is data: names of fields, values that must hold because our model knows no others, and
-names and shapes of tensors. Spellings differ between releases of transformers, so a field has
-several; all are read and, where a release would not understand the other's, all are written.
-"""
+"""Reads and writes the JSON files of Hugging Face checkpoints; see hf_families.py. No jax."""
 
 from __future__ import annotations
 
@@ -14,44 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_single.models import config as config_lib
+from jaxrl_single.models import hf_families, hf_rope
 
 _MISSING = object()
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """One of our leaves and its tensors in a checkpoint.
-
-    Attributes:
-      path: of our leaf. With {layer} in the name it has a leading axis of layers, with {expert}
-        then one of experts.
-      name: of theirs, such as "model.layers.{layer}.mlp.up_proj.weight".
-      axes: their shape in letters of `dimensions`.
-      transposed: our matrices are [in, out], those of torch [out, in].
-    """
-
-    path: str
-    name: str
-    axes: str
-    transposed: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Models of one `model_type`.
-
-    Attributes:
-      architecture: the class that transformers and vLLM load.
-      fields: our ModelConfig field -> its spellings in config.json; a dot goes into an object.
-      fixed: (field, the only value that our model computes, value where the field is absent).
-      tensors: of the decoder, without the unembedding.
-    """
-
-    model_type: str
-    architecture: str
-    fields: Mapping[str, tuple[str, ...]]
-    fixed: tuple[tuple[str, Any, Any], ...]
-    tensors: tuple[Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,111 +29,10 @@ class Description:
     stop_token_ids: tuple[int, ...]
 
 
-UNEMBEDDING = Tensor("unembedding/table", "lm_head.weight", "VD")
 _CONTEXT = "max_position_embeddings"
 _DTYPE = ("dtype", "torch_dtype")
 _MANY_EXPERTS = 8
 _KINDS = {field.name: str(field.type) for field in dataclasses.fields(config_lib.ModelConfig)}
-
-_FIELDS = {
-    "vocab_size": ("vocab_size",),
-    "num_layers": ("num_hidden_layers",),
-    "d_model": ("hidden_size",),
-    "num_heads": ("num_attention_heads",),
-    "num_kv_heads": ("num_key_value_heads",),
-    "head_size": ("head_dim",),
-    "rope_theta": ("rope_parameters.rope_theta", "rope_theta"),
-    "norm_eps": ("rms_norm_eps",),
-    "tie_embeddings": ("tie_word_embeddings",),
-}
-_FIXED = (
-    ("hidden_act", "silu", "silu"),
-    ("attention_bias", False, False),
-    ("use_sliding_window", False, False),
-    ("rope_parameters.rope_type", "default", "default"),
-    ("rope_scaling", None, None),
-    ("quantization_config", None, None),
-)
-_LAYER = "model.layers.{layer}."
-_ATTENTION = (
-    Tensor("layers/attention_norm/scale", _LAYER + "input_layernorm.weight", "D"),
-    Tensor("layers/attention/q_proj", _LAYER + "self_attn.q_proj.weight", "QD", transposed=True),
-    Tensor("layers/attention/k_proj", _LAYER + "self_attn.k_proj.weight", "CD", transposed=True),
-    Tensor("layers/attention/v_proj", _LAYER + "self_attn.v_proj.weight", "CD", transposed=True),
-    Tensor("layers/attention/o_proj", _LAYER + "self_attn.o_proj.weight", "DQ", transposed=True),
-    Tensor("layers/attention/q_norm/scale", _LAYER + "self_attn.q_norm.weight", "H"),
-    Tensor("layers/attention/k_norm/scale", _LAYER + "self_attn.k_norm.weight", "H"),
-    Tensor("layers/mlp_norm/scale", _LAYER + "post_attention_layernorm.weight", "D"),
-)
-_ENDS = (
-    Tensor("embedding/table", "model.embed_tokens.weight", "VD"),
-    Tensor("final_norm/scale", "model.norm.weight", "D"),
-)
-
-
-def _gated(path: str, name: str) -> tuple[Tensor, ...]:
-    """The three matrices of a gated MLP."""
-    return (
-        Tensor(f"{path}/gate", f"{name}.gate_proj.weight", "FD", transposed=True),
-        Tensor(f"{path}/up", f"{name}.up_proj.weight", "FD", transposed=True),
-        Tensor(f"{path}/down", f"{name}.down_proj.weight", "DF", transposed=True),
-    )
-
-
-_QWEN3 = Family(
-    model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
-    fields={**_FIELDS, "d_ff": ("intermediate_size",)},
-    fixed=_FIXED,
-    tensors=(*_ENDS, *_ATTENTION, *_gated("layers/mlp", _LAYER + "mlp")),
-)
-_QWEN3_MOE = Family(
-    model_type="qwen3_moe",
-    architecture="Qwen3MoeForCausalLM",
-    fields={
-        **_FIELDS,
-        "d_ff": ("moe_intermediate_size",),
-        "num_experts": ("num_experts", "num_local_experts"),
-        "experts_per_token": ("num_experts_per_tok",),
-    },
-    fixed=(
-        *_FIXED,
-        ("norm_topk_prob", True, False),
-        ("decoder_sparse_step", 1, 1),
-        ("mlp_only_layers", [], []),
-    ),
-    tensors=(
-        *_ENDS,
-        *_ATTENTION,
-        Tensor("layers/router/kernel", _LAYER + "mlp.gate.weight", "ED", transposed=True),
-        *_gated("layers/experts", _LAYER + "mlp.experts.{expert}"),
-    ),
-)
-FAMILIES = {family.model_type: family for family in (_QWEN3, _QWEN3_MOE)}
-
-
-def family_of(config: config_lib.ModelConfig) -> Family:
-    """The family that computes what a model of this config does."""
-    return _QWEN3_MOE if config.num_experts else _QWEN3
-
-
-def tensors_of(config: config_lib.ModelConfig) -> tuple[Tensor, ...]:
-    """All leaves of a policy of this config."""
-    decoder = family_of(config).tensors
-    return decoder if config.tie_embeddings else (*decoder, UNEMBEDDING)
-
-
-def dimensions(config: config_lib.ModelConfig) -> dict[str, int]:
-    """Sizes by the letters of `Tensor.axes`; Q and C are the widths of queries and keys."""
-    return {
-        "V": config.vocab_size,
-        "D": config.d_model,
-        "F": config.d_ff,
-        "E": config.num_experts,
-        "H": config.head_size,
-        "Q": config.num_heads * config.head_size,
-        "C": config.num_kv_heads * config.head_size,
-    }
 
 
 def read(directory: pathlib.Path, *, dtype: str | None = None) -> Description:
@@ -189,26 +48,25 @@ def read(directory: pathlib.Path, *, dtype: str | None = None) -> Description:
     path = directory / "config.json"
     found = read_object(path)
     model_type = found.get("model_type")
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"{path}: model_type is {model_type!r}; this package reads {sorted(FAMILIES)}"
-        )
-    family = FAMILIES[model_type]
+    if model_type not in hf_families.FAMILIES:
+        known = sorted(hf_families.FAMILIES)
+        raise ValueError(f"{path}: model_type is {model_type!r}; this package reads {known}")
+    family = hf_families.FAMILIES[model_type]
     for name, only, absent in family.fixed:
         value = _value(found, name)
         value = absent if value in (_MISSING, None) else value
         if value != only:
             raise ValueError(f"{path}: {name} is {value!r}; our {model_type} has {only!r} only")
-    fields = {
-        ours: _required(path, found, names, _KINDS[ours]) for ours, names in family.fields.items()
-    }
+    fields = _fields(path, found, family)
+    context_length = _required(path, found, (_CONTEXT,), "int")
     model = config_lib.ModelConfig(
         **fields,
+        **family.implied,
+        rope_scaling=hf_rope.read(path, found, context_length=context_length),
         dtype=dtype or _dtype(path, found),
         # The dense form computes every expert for every token.
         moe_form="dense" if fields.get("num_experts", 0) <= _MANY_EXPERTS else "ragged",
     )
-    context_length = _required(path, found, (_CONTEXT,), "int")
     return Description(model, context_length, stop_token_ids(directory))
 
 
@@ -235,14 +93,16 @@ def stop_token_ids(directory: pathlib.Path) -> tuple[int, ...]:
 def to_json(description: Description) -> dict[str, Any]:
     """config.json of a checkpoint that we write; old and new transformers and vLLM read it."""
     config = description.model
-    family = family_of(config)
+    family = hf_families.family_of(config)
     written: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
-        _CONTEXT: description.context_length,
+        _CONTEXT: _written_context(description),
         # The dense width, which transformers asks of MoE models too and uses in no layer.
         "intermediate_size": config.d_ff,
         "eos_token_id": list(description.stop_token_ids) or None,
+        "rope_parameters": hf_rope.write(config.rope_scaling),
+        "rope_scaling": hf_rope.write(config.rope_scaling) if config.rope_scaling else None,
     }
     written |= dict.fromkeys(_DTYPE, config.dtype)
     values = [(name, only) for name, only, _ in family.fixed]
@@ -257,6 +117,27 @@ def to_json(description: Description) -> dict[str, Any]:
         node[last] = value
     del written["quantization_config"]  # readers ask whether it is there, not what it is
     return dict(sorted(written.items()))
+
+
+def _written_context(description: Description) -> int:
+    """max_position_embeddings; dynamic scaling begins there, so it is no free choice then."""
+    scaling = description.model.rope_scaling
+    if scaling is not None and scaling.kind == "dynamic":
+        return scaling.original_length
+    return description.context_length
+
+
+def _fields(
+    path: pathlib.Path, found: Mapping[str, Any], family: hf_families.Family
+) -> dict[str, Any]:
+    """Our fields that config.json says."""
+    fields: dict[str, Any] = {}
+    for ours, names in family.fields.items():
+        if ours in family.absent and all(_value(found, n) in (_MISSING, None) for n in names):
+            fields[ours] = family.absent[ours](fields)
+        else:
+            fields[ours] = _required(path, found, names, _KINDS[ours])
+    return fields
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Small parts of a decoder: norms, rotary positions, the embedding, the gated MLP."""
+"""Small parts of a decoder: norms, the embedding, the gated MLP."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from flax import nnx
 
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import matmul
-
-Rotation = tuple[jax.Array, jax.Array]
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], *, std: float, dtype: str) -> nnx.Param:
@@ -61,27 +59,3 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
 def output_std(fan_in: int, config: config_lib.ModelConfig) -> float:
     """Of projections that add to the residual stream: its variance stays near 1 over L layers."""
     return (2 * config.num_layers * fan_in) ** -0.5
-
-
-def rotation(positions: jax.Array, *, head_size: int, theta: float) -> Rotation:
-    """Cosines and sines of rotary positions (RoFormer, arXiv:2104.09864), float32.
-
-    Args:
-      positions: [...] int, position of each token in its segment.
-
-    Returns:
-      Two arrays [..., H / 2].
-    """
-    half = head_size // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    frequencies = jnp.expand_dims(frequencies, range(positions.ndim))
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: jax.Array, by: Rotation) -> jax.Array:
-    """Turns the pairs (i, i + H/2) of x [..., heads, H] by the angles of its tokens."""
-    cos, sin = (part[..., None, :] for part in by)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

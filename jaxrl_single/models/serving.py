@@ -5,7 +5,8 @@ layer instead of stacked arrays (slicing those inside a loop copies them at each
 projections that read the same input joined into one, and kernels transposed:
 
   embedding [V, D]   unembedding [V, D]   final_norm [D]   layers, a list of L dicts:
-    attention_norm [D]   qkv [(N + 2 K) H, D]   qk_norm [N + K, H] f32, H ** -0.5 in the part of q
+    attention_norm [D]   qkv [(N + 2 K) H, D]   qkv_bias [(N + 2 K) H] if the model has biases
+    qk_scale [N + K, H] f32, the scales of q/k norms, or [N + K, 1]; H ** -0.5 in the part of q
     output [D, N H]      mlp_norm [D]
     gate_up [2 F, D] and down [D, F]
     or router [D, E], gate_up [E, 2 F, D] and down [E, D, F]
@@ -25,11 +26,11 @@ import jax.numpy as jnp
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import (
     kv_cache,
-    layers,
     matmul,
     moe,
     paged_attention,
     platform,
+    rope,
     serving_experts,
 )
 
@@ -56,15 +57,15 @@ def form(config: config_lib.ModelConfig, params: dict[str, Any]) -> Serving:
 
 def _layer_form(config: config_lib.ModelConfig, layer: dict[str, Any]) -> Layer:
     attention = layer["attention"]
-    q_norm, k_norm = (attention[name]["scale"].astype(jnp.float32) for name in ("q_norm", "k_norm"))
-    heads = [q_norm * config.head_size**-0.5] * config.num_heads + [k_norm] * config.num_kv_heads
     made = {
         "attention_norm": layer["attention_norm"]["scale"],
         "qkv": _joined(attention["q_proj"], attention["k_proj"], attention["v_proj"]),
-        "qk_norm": jnp.stack(heads),
+        "qk_scale": _head_scales(config, attention),
         "output": attention["o_proj"].T,
         "mlp_norm": layer["mlp_norm"]["scale"],
     }
+    if config.attention_bias:
+        made["qkv_bias"] = jnp.concatenate([attention[f"{name}_bias"] for name in "qkv"])
     if not config.num_experts:
         mlp = layer["mlp"]
         return made | {"gate_up": _joined(mlp["gate"], mlp["up"]), "down": mlp["down"].T}
@@ -75,6 +76,15 @@ def _layer_form(config: config_lib.ModelConfig, layer: dict[str, Any]) -> Layer:
         "gate_up": gate_up.transpose(0, 2, 1),
         "down": experts["down"].transpose(0, 2, 1),
     }
+
+
+def _head_scales(config: config_lib.ModelConfig, attention: dict[str, Any]) -> jax.Array:
+    """What query and key heads are multiplied by, queries first: [N + K, H], or [N + K, 1]."""
+    if config.qk_norm:
+        q, k = (attention[name]["scale"].astype(jnp.float32) for name in ("q_norm", "k_norm"))
+    else:
+        q, k = jnp.ones((1,)), jnp.ones((1,))
+    return jnp.stack([q * config.head_size**-0.5] * config.num_heads + [k] * config.num_kv_heads)
 
 
 def _joined(*kernels: jax.Array) -> jax.Array:
@@ -159,21 +169,28 @@ def _embed(serving: Serving, tokens: jax.Array) -> jax.Array:
     return jnp.take(serving["embedding"], tokens, axis=0, mode="clip").T
 
 
-def _rotation(config: config_lib.ModelConfig, positions: jax.Array) -> layers.Rotation:
+def _rotation(config: config_lib.ModelConfig, positions: jax.Array) -> rope.Rotation:
     """Cosines and sines [H / 2, T] of positions [T]."""
-    cos, sin = layers.rotation(positions, head_size=config.head_size, theta=config.rope_theta)
+    cos, sin = rope.rotation(config, positions)
     # Once, not again in every layer for every head.
     return platform.separate((cos.T, sin.T))
 
 
 def _project(
-    config: config_lib.ModelConfig, layer: Layer, x: jax.Array, turn: layers.Rotation
+    config: config_lib.ModelConfig, layer: Layer, x: jax.Array, turn: rope.Rotation
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [D, T] -> q [T, N, H] (scaled by H ** -0.5), k and v [T, K, H]."""
     normed = platform.separate(_norm(x, layer["attention_norm"], config.norm_eps))
-    joined = platform.separate(layer["qkv"] @ normed).reshape(-1, config.head_size, x.shape[1])
+    joined = platform.separate(layer["qkv"] @ normed)
+    if config.attention_bias:
+        joined = joined + layer["qkv_bias"][:, None]
+    joined = joined.reshape(-1, config.head_size, x.shape[1])
     q_and_k, v = jnp.split(joined, [config.num_heads + config.num_kv_heads])
-    q_and_k = _norm(q_and_k.astype(jnp.float32), layer["qk_norm"], config.norm_eps)
+    q_and_k = q_and_k.astype(jnp.float32)
+    if config.qk_norm:
+        q_and_k = _norm(q_and_k, layer["qk_scale"], config.norm_eps)
+    else:
+        q_and_k = q_and_k * layer["qk_scale"][..., None]
     cos, sin = (part[None] for part in turn)
     first, second = jnp.split(q_and_k, 2, axis=1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)

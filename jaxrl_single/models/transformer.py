@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_single.models import attention, layers, moe
+from jaxrl_single.models import attention, layers, moe, rope
 from jaxrl_single.models import config as config_lib
 
 
@@ -31,7 +31,7 @@ class Layer(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        turn: layers.Rotation,
+        turn: rope.Rotation,
         segment_ids: jax.Array,
         expert_ids: jax.Array | None,
     ) -> jax.Array:
@@ -70,7 +70,7 @@ class Transformer(nnx.Module):
         """Packed rows [B, T] -> [B, T, D] after the final norm; see models/api.py."""
         real = segment_ids > 0
         x = self._embed(jnp.where(real, tokens, 0))
-        turn = self._rotation(jnp.where(real, positions, 0))
+        turn = rope.rotation(self.config, jnp.where(real, positions, 0))
         if expert_ids is not None:
             expert_ids = jnp.where(real[..., None, None], expert_ids, -1).transpose(2, 0, 1, 3)
 
@@ -91,10 +91,6 @@ class Transformer(nnx.Module):
 
     def _embed(self, tokens: jax.Array) -> jax.Array:
         return jnp.take(self.embedding.table[...], tokens, axis=0, mode="clip")
-
-    def _rotation(self, positions: jax.Array) -> layers.Rotation:
-        config = self.config
-        return layers.rotation(positions, head_size=config.head_size, theta=config.rope_theta)
 
 
 def _stack(config: config_lib.ModelConfig, rngs: nnx.Rngs) -> Layer:

@@ -14,7 +14,7 @@ from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import table as algorithm_table
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, token_batch
-from jaxrl_single.models import api
+from jaxrl_single.models import api, sizes
 from jaxrl_single.models import config as model_config
 from jaxrl_single.trainer import optim
 
@@ -25,7 +25,7 @@ def models(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[api.Poli
     Raises:
       ValueError: unknown size or dtype.
     """
-    shape = model_config.get(
+    shape = sizes.get(
         config.model.size,
         vocab_size=vocab_size,
         dtype=config.model.dtype,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from jaxrl_single.models import config as model_config
+from jaxrl_single.models import sizes
 from jaxrl_single.sampler.service import access
 from jaxrl_single.supervise import workdir_config
 
@@ -202,7 +202,7 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
         )
     if config.mode == "local" and config.rl.max_staleness == 0:
         yield "rl.max_staleness is 0, which asynchronous training can't meet; use mode=sync"
-    shape = model_config.SIZES.get(config.model.size)
+    shape = sizes.SIZES.get(config.model.size)
     if sampler.record_experts and shape is not None and not shape.num_experts:
         yield (
             f"sampler.record_experts is on, but model.size {config.model.size!r} has no experts; "

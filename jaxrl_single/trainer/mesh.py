@@ -31,6 +31,7 @@ Rules = Sequence[tuple[str, P]]
 PARAMETER_RULES: Rules = (
     ("(embedding|unembedding)/table", P("tensor", "fsdp")),
     ("layers/attention/(q|k|v)_proj", P(None, "fsdp", "tensor")),
+    ("layers/attention/(q|k|v)_bias", P(None, "tensor")),
     ("layers/attention/o_proj", P(None, "tensor", "fsdp")),
     ("layers/mlp/(gate|up)", P(None, "fsdp", "tensor")),
     ("layers/mlp/down", P(None, "tensor", "fsdp")),

@@ -12,7 +12,7 @@ import pytest
 
 from configs import common
 from jaxrl_single.algorithms import parts, row, table
-from jaxrl_single.models import config as model_config
+from jaxrl_single.models import sizes as model_sizes
 from jaxrl_single.stages import build, trainer_parts
 from jaxrl_single.supervise import workdir_config
 from jaxrl_single.trainer import mesh as mesh_lib
@@ -142,7 +142,7 @@ def count(params):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_model_has_its_size_and_every_sharded_dimension_divides(name):
     config = load(name)
-    shape = model_config.SIZES[config.model.size]
+    shape = model_sizes.SIZES[config.model.size]
     shapes = train_state_shapes(config, shape.vocab_size)
     assert 30.4e9 < count(shapes.policy_params) < 30.6e9
     idle = (shape.num_experts - shape.experts_per_token) / shape.num_experts

@@ -17,8 +17,8 @@ import pytest
 
 from jaxrl_single import workdir
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.lab import generate
-from jaxrl_single.models import api, config, hf
+from jaxrl_single.lab import generate, resumable
+from jaxrl_single.models import api, hf, sizes
 from jaxrl_single.ops import logprobs as logprob_ops
 from jaxrl_single.run import generate as command
 
@@ -38,7 +38,7 @@ NUM_SLOTS = 4
 def model(tmp_path_factory):
     """A checkpoint whose distributions are neither uniform nor certain."""
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    shape = config.get("tiny", vocab_size=296)
+    shape = sizes.get("tiny", vocab_size=296)
     leaves = jax.eval_shape(api.build_policy(shape).init, jax.random.key(0))
     rng = np.random.default_rng(0)
 
@@ -180,13 +180,15 @@ def test_ignore_eos_and_greedy(model, prompts, tmp_path):
 def test_other_settings_are_refused(whole, model, prompts, tmp_path):
     output, other = whole[0], tmp_path / "other.jsonl"
     before = output.read_bytes()
-    with pytest.raises(generate.SettingsConflict, match=r"temperature was 0\.7, now 0\.8; give"):
+    with pytest.raises(resumable.SettingsConflict, match=r"temperature was 0\.7, now 0\.8; give"):
         run(model, prompts, output, generate.Sampling(12, 0.8, 60, n=3, seed=5))
     other.write_text(json.dumps(PROMPTS[0]) + "\n")
-    with pytest.raises(generate.SettingsConflict, match=r"prompts was '4, sha256 .*now '1, sha256"):
+    with pytest.raises(
+        resumable.SettingsConflict, match=r"prompts was '4, sha256 .*now '1, sha256"
+    ):
         run(model, other, output)
     other.write_text("something else\n")
-    with pytest.raises(generate.SettingsConflict, match="choose another output"):
+    with pytest.raises(resumable.SettingsConflict, match="choose another output"):
         run(model, prompts, other)
     assert output.read_bytes() == before
     assert other.read_text() == "something else\n"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_single.models import api, config
+from jaxrl_single.models import api, sizes
 
 VOCAB_SIZE = 40
 ROWS, LENGTH = 2, 24
@@ -16,7 +16,7 @@ SIZES = ("tiny", "tiny_moe")
 
 @functools.cache
 def policy_of(size: str, **changes) -> api.Policy:
-    shape = config.get(size, vocab_size=VOCAB_SIZE)
+    shape = sizes.get(size, vocab_size=VOCAB_SIZE)
     return api.build_policy(dataclasses.replace(shape, **changes))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_single.models import api, config, hf
+from jaxrl_single.models import api, config, hf, sizes
 from tests.models import model_lab
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -35,7 +35,7 @@ def our_logprobs(shape, params, tokens) -> np.ndarray:
 def random_model(size, dtype, tied):
     """(config, params as numpy), all random: the scales of norms are not 1."""
     shape = dataclasses.replace(
-        config.get(size, vocab_size=model_lab.VOCAB_SIZE, dtype=dtype), tie_embeddings=tied
+        sizes.get(size, vocab_size=model_lab.VOCAB_SIZE, dtype=dtype), tie_embeddings=tied
     )
     leaves = jax.eval_shape(api.build_policy(shape).init, jax.random.key(0))
     rng = np.random.default_rng(5)

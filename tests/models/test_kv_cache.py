@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_single.models import config, kv_cache, platform
+from jaxrl_single.models import kv_cache, platform, sizes
 
 PAGES, PAGE_SIZE, HEADS, HEAD_SIZE = 5, 4, 2, 16
 
@@ -99,7 +99,7 @@ def test_a_resized_pool_keeps_its_first_pages_and_is_zero_behind_them(num_pages)
 
 
 def test_an_empty_cache_has_one_pair_per_layer():
-    shape = config.get("tiny", vocab_size=8, dtype="bfloat16")
+    shape = sizes.get("tiny", vocab_size=8, dtype="bfloat16")
 
     cache = kv_cache.init(shape, num_pages=PAGES, page_size=PAGE_SIZE)
 

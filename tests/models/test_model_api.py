@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxrl_single.models import api, config, platform
+from jaxrl_single.models import api, platform, sizes
 
 SHARED_SHAPES = {
     "embedding/table": (40, 64),
@@ -89,7 +89,7 @@ def test_initialisation_depends_on_the_key_alone_and_layers_differ():
 def test_building_and_running_warns_about_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        policy = api.build_policy(config.get("tiny_moe", vocab_size=lab.VOCAB_SIZE))
+        policy = api.build_policy(sizes.get("tiny_moe", vocab_size=lab.VOCAB_SIZE))
         params = jax.eval_shape(policy.init, jax.random.key(0))
         jax.eval_shape(policy.hidden, params, *lab.packed_rows(((5,), (7,))))
         api.build_critic(policy.config)
@@ -128,7 +128,7 @@ def test_a_critic_made_from_a_policy_owns_its_buffers_and_its_own_paths():
 
 
 def test_values_are_float32_in_every_dtype():
-    critic = api.build_critic(config.get("tiny", vocab_size=lab.VOCAB_SIZE, dtype="bfloat16"))
+    critic = api.build_critic(sizes.get("tiny", vocab_size=lab.VOCAB_SIZE, dtype="bfloat16"))
     params = jax.eval_shape(critic.init, jax.random.key(0))
 
     values = jax.eval_shape(critic.values, params, *lab.packed_rows(((5,), (7,))))

@@ -4,22 +4,22 @@ import dataclasses
 
 import pytest
 
-from jaxrl_single.models import config
+from jaxrl_single.models import sizes
 
 
 def test_a_named_size_takes_the_vocabulary_and_the_run_time_choices():
-    tiny = config.get("tiny_moe", vocab_size=48, dtype="bfloat16", remat=True)
+    tiny = sizes.get("tiny_moe", vocab_size=48, dtype="bfloat16", remat=True)
 
     assert (tiny.vocab_size, tiny.dtype, tiny.remat) == (48, "bfloat16", True)
     assert (
         dataclasses.replace(tiny, vocab_size=64, dtype="float32", remat=False)
-        == (config.SIZES["tiny_moe"])
+        == (sizes.SIZES["tiny_moe"])
     )
 
 
 def test_an_unknown_size_names_the_known_ones():
     with pytest.raises(ValueError, match=r"'huge', known sizes are \[.*'tiny', 'tiny_moe'"):
-        config.get("huge", vocab_size=48)
+        sizes.get("huge", vocab_size=48)
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_an_unknown_size_names_the_known_ones():
 )
 def test_a_shape_that_cannot_be_built_is_refused(changes, problem):
     with pytest.raises(ValueError, match=f"model config: .*{problem}"):
-        dataclasses.replace(config.SIZES["tiny_moe"], **changes)
+        dataclasses.replace(sizes.SIZES["tiny_moe"], **changes)

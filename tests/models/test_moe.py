@@ -7,7 +7,7 @@ import numpy_decoder
 import pytest
 from flax import nnx
 
-from jaxrl_single.models import config, expert_forms, moe
+from jaxrl_single.models import config, expert_forms, moe, sizes
 
 TOKENS, EXPERTS, PER_TOKEN, D, F = 30, 4, 2, 6, 5
 
@@ -94,7 +94,7 @@ def test_the_blocks_form_moves_rows_without_a_scatter():
 
 @pytest.mark.parametrize("dtype", config.DTYPES)
 def test_the_router_keeps_the_largest_and_renormalises_in_float32(dtype):
-    shape = config.get("tiny_moe", vocab_size=8, dtype=dtype)
+    shape = sizes.get("tiny_moe", vocab_size=8, dtype=dtype)
     router = moe.Router(shape, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (9, shape.d_model), dtype)
 
@@ -112,7 +112,7 @@ def test_the_router_keeps_the_largest_and_renormalises_in_float32(dtype):
 
 
 def test_the_router_learns_from_the_chosen_experts_only():
-    router = moe.Router(config.get("tiny_moe", vocab_size=8), rngs=nnx.Rngs(0))
+    router = moe.Router(sizes.get("tiny_moe", vocab_size=8), rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 64))
     graph, params = nnx.split(router, graph=False)
     chosen = router(x)[1][0]

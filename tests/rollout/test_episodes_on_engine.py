@@ -11,8 +11,7 @@ from configs import common
 from jaxrl_single import store, types
 from jaxrl_single.data import packing, token_batch
 from jaxrl_single.envs import table
-from jaxrl_single.models import api
-from jaxrl_single.models import config as model_config
+from jaxrl_single.models import api, sizes
 from jaxrl_single.rollout import episode, scheduler
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import local_client
@@ -27,7 +26,7 @@ VERSION = 5
 
 @pytest.fixture(scope="module")
 def policy_and_params():
-    policy = api.build_policy(model_config.get("tiny", vocab_size=CHAT.vocab_size))
+    policy = api.build_policy(sizes.get("tiny", vocab_size=CHAT.vocab_size))
     return policy, policy.init(jax.random.key(0))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_single import wire
-from jaxrl_single.models import api, config
+from jaxrl_single.models import api, sizes
 from jaxrl_single.ops import logprobs as logprob_ops
 from jaxrl_single.sampler import local_client
 
@@ -27,7 +27,7 @@ SHAPE = {
 
 @functools.cache
 def policy_of(size: str) -> api.Policy:
-    return api.build_policy(config.get(size, vocab_size=VOCAB_SIZE))
+    return api.build_policy(sizes.get(size, vocab_size=VOCAB_SIZE))
 
 
 @functools.cache

@@ -7,8 +7,7 @@ import pytest
 
 from configs import tiny_sao_vllm
 from jaxrl_single import wire, workdir
-from jaxrl_single.models import api
-from jaxrl_single.models import config as model_config
+from jaxrl_single.models import api, sizes
 from jaxrl_single.stages import vllm_sampler
 from jaxrl_single.weights import base, vllm
 
@@ -139,7 +138,7 @@ def test_algorithm_that_reads_draws_is_refused(tmp_path):
     config = tiny_sao_vllm.get_config("tiny")
     with config.unlocked():
         config.algorithm = {"name": "klpo"}
-    policy = api.build_policy(model_config.get("tiny_vllm", vocab_size=32))
+    policy = api.build_policy(sizes.get("tiny_vllm", vocab_size=32))
     with pytest.raises(vllm_sampler.Unsuited, match="reads aux, which vLLM does not give"):
         vllm_sampler.make(config, workdir.Workdir(tmp_path), policy)
     assert list(tmp_path.iterdir()) == []

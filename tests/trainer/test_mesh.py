@@ -7,7 +7,7 @@ import pytest
 import trainer_cases as cases
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_single.models import api, config
+from jaxrl_single.models import api, sizes
 from jaxrl_single.trainer import mesh as mesh_lib
 from jaxrl_single.trainer import optim, supervised_step
 from jaxrl_single.trainer import state as state_lib
@@ -33,10 +33,10 @@ def test_impossible_meshes_are_refused(sizes, message):
         mesh_lib.make_mesh(sizes)
 
 
-@pytest.mark.parametrize("size", sorted(config.SIZES))
+@pytest.mark.parametrize("size", sorted(sizes.SIZES))
 def test_every_parameter_has_a_rule(size):
     mesh = mesh_lib.make_mesh({"fsdp": 2, "tensor": 2, "expert": 2})
-    shape = config.get(size, vocab_size=16)
+    shape = sizes.get(size, vocab_size=16)
     for model in (api.build_policy(shape), api.build_critic(shape)):
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         mesh_lib.parameter_shardings(shapes, mesh)

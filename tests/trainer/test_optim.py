@@ -7,7 +7,7 @@ import optax
 import pytest
 import trainer_cases as cases
 
-from jaxrl_single.models import api, config
+from jaxrl_single.models import api, sizes
 from jaxrl_single.trainer import optim
 
 PARAMS = {
@@ -58,7 +58,7 @@ def test_trainable_and_frozen_are_two_halves():
 def test_the_critic_of_rl_trains_what_the_paper_trains():
     # SAO §3.2: expert projections (the MLP of dense models) and the value head.
     for size, block in (("tiny_moe", "experts"), ("tiny", "mlp")):
-        critic = api.build_critic(config.get(size, vocab_size=8))
+        critic = api.build_critic(sizes.get(size, vocab_size=8))
         shapes = jax.eval_shape(critic.init, jax.random.key(0))
         labels = optim.label(shapes, cases.CRITIC_RULES)
         trained = jax.tree_util.tree_leaves_with_path(optim.trainable(shapes, labels))

@@ -12,7 +12,7 @@ from jaxrl_single import types
 from jaxrl_single.algorithms import table
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing
-from jaxrl_single.models import api, config
+from jaxrl_single.models import api, sizes
 from jaxrl_single.trainer import optim, step
 from jaxrl_single.trainer import state as state_lib
 
@@ -89,7 +89,7 @@ def pack(
 
 
 def real_config(size):
-    return config.get(size, vocab_size=VOCABULARY)
+    return sizes.get(size, vocab_size=VOCABULARY)
 
 
 _REAL = api.build_policy(real_config("tiny"))

@@ -1,0 +1,268 @@
+"""GGUF files of llama.cpp, under the names of a Hugging Face checkpoint. No jax.
+
+One file holds the weights, quantized or not, the tokenizer (gguf_tokenizer.py) and facts of the
+model. Tensors are dequantized one by one, to float32. The package `gguf` does the reading.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import re
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+# Their architecture -> model_type of config.json.
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
+_FIELDS = {  # of config.json -> their key behind the architecture's name
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+_ALWAYS = {  # what their code computes and no key says
+    "qwen3_moe": {"norm_topk_prob": True},
+}
+_ENDS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_PARTS = {  # of a layer
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+_EXPERTS = {  # one tensor for all of them
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
+}
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_TURNED = re.compile(r"blk\.\d+\.attn_(q|k)\.")
+_FREQUENCIES = "rope_freqs.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_LENGTH = 8192  # tokens of pretraining, the same for all releases so far
+
+
+class File:
+    """An open file; its metadata are in memory, its tensors are not.
+
+    Attributes:
+      path: of the file.
+      model_type: of its family, as config.json has it.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        """Reads the metadata.
+
+        Raises:
+          ValueError: the package gguf is missing, the file is torn, is one of several, or of a
+            family that our models do not compute.
+          OSError: it cannot be read.
+        """
+        self.path = pathlib.Path(path)
+        self._gguf = _package(self.path)
+        self._reader = _open(self.path, self._gguf)
+        self._architecture = str(self.value("general.architecture"))
+        if self._architecture not in FAMILIES:
+            raise ValueError(
+                f"{self.path}: the architecture is {self._architecture!r}; "
+                f"this package reads {sorted(FAMILIES)} from GGUF"
+            )
+        if self.value("split.count", 0) > 1:
+            raise ValueError(
+                f"{self.path} is one of several files; join them with llama-gguf-split --merge"
+            )
+        self.model_type = FAMILIES[self._architecture]
+        self._places = dict(self._named())
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Of the metadata: a number, a text, or a list of either; `default` where there is none."""
+        field = self._reader.get_field(key)
+        if field is None:
+            return default
+        found = field.contents()
+        if field.types[0] == self._gguf.GGUFValueType.FLOAT32:
+            return float(str(np.float32(found)))  # 1e-5, not the float64 that is nearest to it
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """What config.json says of such a model, but for the tokens that end a text.
+
+        Raises:
+          ValueError: a way of stretching rotary positions that is not known.
+        """
+        keys = {name: f"{self._architecture}.{key}" for name, key in _FIELDS.items()}
+        found = {name: self.value(key) for name, key in keys.items()}
+        embedding = self.shape(_ENDS["token_embd.weight"])
+        return {
+            **{name: value for name, value in found.items() if value is not None},
+            **_ALWAYS.get(self.model_type, {}),
+            "model_type": self.model_type,
+            "vocab_size": embedding[0],
+            "head_dim": self._head_size(),
+            # llama.cpp leaves an unembedding out that is the embedding.
+            "tie_word_embeddings": _ENDS["output.weight"] not in self._places,
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._places,
+            "rope_scaling": self._scaling(found["rope_theta"]),
+            "dtype": "float32",
+        }
+
+    def names(self) -> set[str]:
+        """Of all tensors, as a checkpoint has them; one without a counterpart keeps its own."""
+        return set(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, as a checkpoint has it.
+
+        Raises:
+          ValueError: there is no such tensor.
+        """
+        if name not in self._places:
+            raise ValueError(f"{self.path}: the tensor {name} is missing")
+        tensor, expert = self._places[name]
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        return shape if expert is None else shape[1:]
+
+    def read(self, name: str, index: tuple[Any, ...] = (...,)) -> np.ndarray:
+        """A tensor or a part of it, float32; the whole is dequantized for a part too.
+
+        Raises:
+          ValueError: it is quantized in a way that the package gguf does not know.
+          OSError: the file cannot be read.
+        """
+        tensor, expert = self._places[name]
+        try:
+            array = self._gguf.dequantize(self._bytes(tensor, expert), tensor.tensor_type)
+        except NotImplementedError as error:
+            raise ValueError(f"{self.path}: {tensor.name}: {error}") from error
+        if self._architecture == "llama" and (found := _TURNED.match(tensor.name)):
+            heads = "head_count" if found[1] == "q" else "head_count_kv"
+            array = _in_halves(array, self.value(f"llama.attention.{heads}"))
+        return array[index]
+
+    def _named(self):
+        """(name in a checkpoint, (their tensor, number of the expert or None))."""
+        for tensor in self._reader.tensors:
+            in_layer = _IN_LAYER.fullmatch(tensor.name)
+            if tensor.name == _FREQUENCIES:
+                continue
+            if in_layer is None or in_layer[2] not in _PARTS | _EXPERTS:
+                yield _ENDS.get(tensor.name, tensor.name), (tensor, None)
+                continue
+            layer, part, kind = in_layer.groups()
+            if part in _PARTS:
+                yield f"model.layers.{layer}.{_PARTS[part]}.{kind}", (tensor, None)
+                continue
+            for expert in range(tensor.shape[-1]):
+                name = f"model.layers.{layer}.mlp.experts.{expert}.{_EXPERTS[part]}.{kind}"
+                yield name, (tensor, expert)
+
+    def _bytes(self, tensor: Any, expert: int | None) -> np.ndarray:
+        """The tensor as it is stored, in its last axes."""
+        # Not by the reader's map of the file: its pages would count as memory of this process.
+        shape, offset = tensor.data.shape, tensor.data_offset
+        if expert is not None:
+            shape = shape[1:]
+            offset += expert * math.prod(shape) * tensor.data.itemsize
+        count = math.prod(shape)
+        return np.fromfile(self.path, tensor.data.dtype, count, offset=offset).reshape(shape)
+
+    def _head_size(self) -> int:
+        size = self.value(f"{self._architecture}.attention.key_length")
+        if size is not None:
+            return size
+        heads = self.value(f"{self._architecture}.attention.head_count")
+        return self.value(f"{self._architecture}.embedding_length") // heads
+
+    def _scaling(self, theta: float) -> dict[str, Any] | None:
+        """The object rope_scaling of config.json."""
+        prefix = f"{self._architecture}.rope.scaling"
+        if self._reader_has(_FREQUENCIES):
+            return self._llama3_scaling(theta)
+        kind = self.value(f"{prefix}.type", "none")
+        if kind == "none":
+            return None
+        keys = {
+            "factor": "factor",
+            "original_max_position_embeddings": "original_context_length",
+            "beta_fast": "yarn_beta_fast",
+            "beta_slow": "yarn_beta_slow",
+        }
+        values = {name: self.value(f"{prefix}.{key}") for name, key in keys.items()}
+        if self.value(f"{prefix}.attn_factor", 1.0) != 1.0:
+            raise ValueError(f"{self.path}: {prefix}.attn_factor is not 1, which is not known here")
+        return {"rope_type": kind} | {k: v for k, v in values.items() if v is not None}
+
+    def _llama3_scaling(self, theta: float) -> dict[str, Any]:
+        """llama.cpp keeps a factor for each frequency, and not what they were computed from."""
+        (tensor,) = [t for t in self._reader.tensors if t.name == _FREQUENCIES]
+        stored = np.asarray(tensor.data, np.float32)
+        factor = float(stored.max())
+        frequencies = theta ** (-np.arange(stored.size) / stored.size)
+        turns = _LLAMA3_LENGTH * frequencies / (2 * math.pi)
+        low, high = _LLAMA3.values()
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        if not np.allclose(stored, 1 / (kept + (1 - kept) / factor), rtol=1e-4):
+            raise ValueError(
+                f"{self.path}: {_FREQUENCIES} is not what Llama 3 has; take the checkpoint in "
+                "Hugging Face layout"
+            )
+        return {
+            "rope_type": "llama3",
+            "factor": factor,
+            "original_max_position_embeddings": _LLAMA3_LENGTH,
+            **_LLAMA3,
+        }
+
+    def _reader_has(self, name: str) -> bool:
+        return any(tensor.name == name for tensor in self._reader.tensors)
+
+
+def _in_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of q and k in our order: pair i of a head is rows i and i + H/2.
+
+    llama.cpp turns rows 2i and 2i + 1 of a `llama` together, and has them stored so.
+    """
+    split = array.reshape(num_heads, -1, 2, *array.shape[1:])
+    return split.swapaxes(1, 2).reshape(array.shape)
+
+
+def _package(path: pathlib.Path) -> ModuleType:
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError(
+            f"{path}: reading GGUF needs the package gguf ({error}); "
+            'install it with: pip install "jaxrl_single[gguf]"'
+        ) from error
+    return gguf
+
+
+def _open(path: pathlib.Path, package: ModuleType) -> Any:
+    with path.open("rb"):  # a missing file is told as such
+        pass
+    try:
+        return package.GGUFReader(path)
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise ValueError(f"{path}: torn or no GGUF file ({error})") from error
