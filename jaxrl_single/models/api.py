@@ -57,6 +57,8 @@ class Policy:
         together. Rows with first == last change nothing, whatever else they hold; the others name
         different pages. The numbers of a token depend, bitwise, on its sequence up to
         itself and on R alone.
+      read: as `prefill`, -> (hidden [R, B, D], cache, expert_ids); the hidden states are those of
+        `hidden`, and without meaning in columns that are not read.
       decode: (serving, cache, tokens [S], positions [S], active [S] bool, table [S, M], owner [P],
         index [P]) -> (logits [S, V], cache, expert_ids [S, L, k] int32). Float32 logits of the
         token after each slot's token. Writes at `positions`, attends to 0 .. positions. table[s]
@@ -77,6 +79,7 @@ class Policy:
     resize_cache: Callable[[kv_cache.Cache, int], kv_cache.Cache]
     copy_pages: Callable[[kv_cache.Cache, jax.Array, jax.Array], kv_cache.Cache]
     prefill: Callable[..., tuple[kv_cache.Cache, jax.Array]]
+    read: Callable[..., tuple[jax.Array, kv_cache.Cache, jax.Array]]
     decode: Callable[..., tuple[jax.Array, kv_cache.Cache, jax.Array]]
 
 
@@ -119,6 +122,7 @@ def build_policy(config: config_lib.ModelConfig) -> Policy:
         resize_cache=kv_cache.resize,
         copy_pages=kv_cache.copy_pages,
         prefill=functools.partial(serving_lib.prefill, config),
+        read=functools.partial(serving_lib.read, config),
         decode=functools.partial(serving_lib.decode, config),
     )
 

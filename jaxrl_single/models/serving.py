@@ -93,6 +93,14 @@ def _joined(*kernels: jax.Array) -> jax.Array:
 
 
 def prefill(
+    config: config_lib.ModelConfig, serving: Serving, cache: kv_cache.Cache, *rows: jax.Array
+) -> tuple[kv_cache.Cache, jax.Array]:
+    """`read` for the cache alone; see `api.Policy.prefill`."""
+    _, cache, expert_ids = read(config, serving, cache, *rows)
+    return cache, expert_ids
+
+
+def read(
     config: config_lib.ModelConfig,
     serving: Serving,
     cache: kv_cache.Cache,
@@ -101,8 +109,8 @@ def prefill(
     first: jax.Array,
     last: jax.Array,
     table: jax.Array,
-) -> tuple[kv_cache.Cache, jax.Array]:
-    """Reads pages of known tokens [R, B] into the cache; see `api.Policy.prefill`."""
+) -> tuple[jax.Array, kv_cache.Cache, jax.Array]:
+    """Reads pages of known tokens [R, B] into the cache; see `api.Policy.read`."""
     num_pages, _, page_size, _ = cache[0][1].shape
     columns = jnp.arange(page_size)
     real = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
@@ -124,7 +132,8 @@ def prefill(
         x, chosen = _feed_forward(config, layer, x, real.reshape(-1))
         new_cache.append(part)
         expert_ids.append(jnp.where(real[..., None], chosen.reshape(*real.shape, -1), NO_EXPERT))
-    return new_cache, jnp.stack(expert_ids, axis=-2)
+    hidden = _norm(x, serving["final_norm"], config.norm_eps).T.reshape(*real.shape, -1)
+    return hidden, new_cache, jnp.stack(expert_ids, axis=-2)
 
 
 def decode(
