@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 import jinja2
@@ -24,8 +25,10 @@ from jaxrl_single.models import hf_config
 
 Message = Mapping[str, Any]
 
+NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"  # name of a template that is meant for messages with tools
+MARK = "\ue000mark\ue000"  # marks a place in a rendering; private use: no template looks for it
 
 
 class Text(Protocol):
@@ -53,6 +56,8 @@ class Text(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template_args: Mapping[str, Any] = NO_ARGS,
     ) -> list[int]:
         """Ids of a conversation, up to where the assistant goes on.
 
@@ -60,9 +65,11 @@ class Text(Protocol):
           messages: {"role", "content", ...}.
           tools: JSON schemas of the functions that the model may call.
           add_generation_prompt: end with the beginning of an assistant's message.
+          continue_final: end within the last message instead, right after its content.
+          template_args: further variables of the template, such as enable_thinking.
 
         Raises:
-          ValueError: there is no chat template, or it refuses these messages.
+          ValueError: there is no chat template, or it refuses these messages or variables.
         """
         ...
 
@@ -136,29 +143,71 @@ class HfText:
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._tokenizer.decode(known, skip_special_tokens=not keep_special)
 
+    def tokenise(self, text: str) -> list[int]:
+        """Ids of a rendered text or a piece of one: `encode` with nothing put around it."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the tokenizer.json."""
+        self._tokenizer.save(str(path))
+
     def render(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template_args: Mapping[str, Any] = NO_ARGS,
     ) -> list[int]:
         """See `Text.render`. Special tokens spelled out in a message become such tokens."""
-        template = self._template(tools)
-        seen = self._special_tokens | {
+        text = self.render_text(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+            template_args=template_args,
+        )
+        return self.tokenise(text)
+
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template_args: Mapping[str, Any] = NO_ARGS,
+    ) -> str:
+        """As `render`, before it becomes ids."""
+        if continue_final:
+            messages = _marked(messages)
+        given = {
             "messages": messages,
             "tools": tools,
             "documents": None,  # templates ask whether there are any
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final,
         }
+        taken = sorted(given.keys() & template_args.keys())
+        if taken:
+            raise ValueError(f"the variables {taken} of a chat template can't be set by hand")
         try:
-            text = template.render(seen)
+            text = self._template(tools).render(self._special_tokens | {**template_args} | given)
         # A template is a program of others: wrong messages end it in many ways.
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(
                 f"{self._where}: the chat template refuses these messages: {error}"
             ) from error
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._until_mark(text) if continue_final else text
+
+    def _until_mark(self, text: str) -> str:
+        before, mark, _ = text.partition(MARK)
+        if not mark:
+            raise ValueError(
+                f"{self._where}: the chat template does not show the last message as it is, so it "
+                "cannot be continued"
+            )
+        return before
 
     def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         for name in (*([_TOOL_USE] if tools else []), _DEFAULT):
@@ -168,6 +217,14 @@ class HfText:
             f"{self._where}: there is no chat template (chat_template.jinja, or chat_template in "
             "tokenizer_config.json); give prompts as text or token ids"
         )
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """With a mark at the end of the last message's content."""
+    content = messages[-1].get("content") if messages else None
+    if not isinstance(content, str):
+        raise ValueError("only a last message whose content is text can be continued")
+    return [*messages[:-1], {**messages[-1], "content": content + MARK}]
 
 
 class _Generation(jinja2.ext.Extension):

@@ -21,18 +21,27 @@ class StepResult:
     """The environment's answer to one action.
 
     Attributes:
-      observation: text for the agent; not shown to it when the episode ends here.
+      observation: text for the agent, or several texts, each a message of its own (answers to
+        several calls of tools); not shown to it when the episode ends here.
       reward: earned by this action; finite.
       terminated: the episode is over by the environment's own rules.
       truncated: the environment had to cut the episode (a sandbox ran out of time).
       info: "success" (bool) is the evaluator's verdict so far; the last one counts.
+      role: who says the observation, of chat.ROLES: "tool", or "user" for a person who answers,
+        and for models whose chat template knows no tools.
     """
 
-    observation: str
+    observation: str | tuple[str, ...]
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    role: str = "tool"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The observation as messages."""
+        return (self.observation,) if isinstance(self.observation, str) else self.observation
 
 
 class Env(Protocol):

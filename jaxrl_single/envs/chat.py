@@ -1,7 +1,8 @@
 """The language of an episode: markers, characters, and their token ids.
 
-`Chat` is what a rollout needs; `CharChat` is the character-level form for tiny models. An episode
-of the calculator reads
+`Chat` is what a rollout needs; `CharChat` is the character-level form for tiny models (the form of
+a real model's tokenizer and chat template is rollout/text_chat.py). An episode of the calculator
+reads
 
     <user>(37+58)*46<end><assistant><call>37+58<end><tool>95<end><assistant>...
 
@@ -12,6 +13,7 @@ and back.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
@@ -22,12 +24,52 @@ from tokenizers import decoders, models
 
 MARKERS = ("<pad>", "<user>", "<assistant>", "<tool>", "<call>", "<answer>", "<end>")
 CALCULATOR_CHARACTERS = "0123456789+-*()eor"  # the last three spell the observation "error"
+ROLES = ("tool", "user")  # who may speak between two actions
 _VOCABULARY_MULTIPLE = 8  # matrix sizes that kernels and shards like
 _PIECE = re.compile("|".join(MARKERS) + "|.", re.DOTALL)
 
 
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """What the policy reads before its next action.
+
+    Attributes:
+      ids: they follow the tokens of the episode; or, if `opens_segment`, they are the whole
+        context of the next action, and nothing before them is read any more.
+      opens_segment: the language has rewritten what was said before.
+    """
+
+    ids: list[int]
+    opens_segment: bool = False
+
+
+class Dialogue(Protocol):
+    """The texts of one episode, told in order: `prompt`, then `act` and `observe` in turn."""
+
+    def prompt(self, question: str) -> list[int]:
+        """The beginning of the episode, up to where the policy starts to sample."""
+        ...
+
+    def act(self, token_ids: Sequence[int]) -> str:
+        """The text of a sampled action without its stop token.
+
+        It never fails, whatever was sampled. An action that a limit cut has no stop token, and no
+        observation follows it.
+        """
+        ...
+
+    def observe(self, *texts: str, role: str = "tool") -> Observed:
+        """What follows a finished action, up to where the policy samples again.
+
+        Args:
+          texts: a message each; several when several calls of a tool are answered.
+          role: who says it, of ROLES.
+        """
+        ...
+
+
 class Chat(Protocol):
-    """Turns the texts of an episode into token ids, and sampled ids into an action's text.
+    """The language of a model: makes dialogues, and ids of what a script says.
 
     Attributes:
       vocab_size: rows of the model's embedding.
@@ -37,24 +79,16 @@ class Chat(Protocol):
     vocab_size: int
     stop_token_ids: tuple[int, ...]
 
-    def prompt(self, question: str) -> list[int]:
-        """The beginning of an episode, up to where the policy starts to sample."""
-        ...
-
-    def observation(self, text: str) -> list[int]:
-        """What follows a finished action, up to where the policy samples again."""
-        ...
-
-    def action_text(self, token_ids: Sequence[int]) -> str:
-        """The text of sampled ids without the stop token; never fails, whatever was sampled."""
+    def dialogue(self) -> Dialogue:
+        """Begins an episode."""
         ...
 
     def action_ids(self, text: str) -> list[int]:
         """The ids a policy would have sampled for this action, stop token included."""
         ...
 
-    def observation_text(self, token_ids: Sequence[int]) -> str:
-        """The text inside ids of `prompt` or `observation`; what a script reads."""
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes a standard tokenizer.json."""
         ...
 
 
@@ -101,6 +135,10 @@ class CharChat:
         """Writes a standard tokenizer.json."""
         self._tokenizer.save(str(path))
 
+    def dialogue(self) -> CharDialogue:
+        """See `Chat.dialogue`."""
+        return CharDialogue(self)
+
     def prompt(self, question: str) -> list[int]:
         """`<user>question<end><assistant>`; ValueError on an unknown character."""
         return self._message("<user>", question)
@@ -135,6 +173,17 @@ class CharChat:
         """A marker or a character; ids out of the vocabulary show as `<id 99>`."""
         return self._pieces.get(int(token_id), f"<id {int(token_id)}>")
 
+    def messages(self, role: str, texts: Sequence[str]) -> list[int]:
+        """`<role>text<end>` for each text, then `<assistant>`.
+
+        Raises:
+          ValueError: the role is not of ROLES, or a character is unknown.
+        """
+        if role not in ROLES:
+            raise ValueError(f"role is {role!r}, allowed are {ROLES}")
+        found = [self._message(f"<{role}>", text)[:-1] for text in texts]
+        return [token_id for ids in found for token_id in ids] + [self._ids["<assistant>"]]
+
     def _message(self, marker: str, text: str) -> list[int]:
         # Character by character: a marker spelled out in a question must not become a marker.
         content = self._encode(text, text)
@@ -151,3 +200,22 @@ class CharChat:
                 )
             ids.append(token_id)
         return ids
+
+
+class CharDialogue:
+    """A `Dialogue` of a `CharChat`, which never rewrites: each message follows the last one."""
+
+    def __init__(self, chat: CharChat):
+        self._chat = chat
+
+    def prompt(self, question: str) -> list[int]:
+        """See `Dialogue.prompt`; ValueError on an unknown character."""
+        return self._chat.prompt(question)
+
+    def act(self, token_ids: Sequence[int]) -> str:
+        """See `Dialogue.act`."""
+        return self._chat.action_text(token_ids)
+
+    def observe(self, *texts: str, role: str = "tool") -> Observed:
+        """See `Dialogue.observe`; ValueError on an unknown character."""
+        return Observed(self._chat.messages(role, texts))

@@ -17,15 +17,18 @@ class Routing:
     def __init__(self):
         self._pieces: list[tuple[int, np.ndarray]] = []  # first token, [tokens, L, k]
 
-    def append(self, completion: wire.Completion, *, num_tokens: int, where: str) -> None:
+    def append(
+        self, completion: wire.Completion, *, num_tokens: int, where: str, offset: int = 0
+    ) -> None:
         """Takes over what an answer says; one that says nothing leaves its tokens unknown.
 
         Args:
-          num_tokens: of the episode, the answer's included.
+          num_tokens: of the request and of its answer.
+          offset: tokens of the episode before those of the request, in earlier segments.
           where: begins the messages of errors.
 
         Raises:
-          ValueError: the entries are no choice of experts, lie outside the episode, or are shaped
+          ValueError: the entries are no choice of experts, lie outside the request, or are shaped
             otherwise than those of earlier turns; nothing was taken over.
         """
         if not completion.expert_ids:
@@ -36,14 +39,14 @@ class Routing:
         if not 0 <= start <= num_tokens - len(entries):
             raise ValueError(
                 f"{where}: expert_ids are of the tokens {start} to {start + len(entries) - 1}, "
-                f"the episode has {num_tokens} tokens"
+                f"there are {num_tokens} tokens"
             )
         if self._pieces and entries.shape[1:] != self._pieces[0][1].shape[1:]:
             raise ValueError(
                 f"{where}: expert_ids has {list(entries.shape[1:])} (layers, experts per token), "
                 f"in an earlier turn {list(self._pieces[0][1].shape[1:])}; they must be equal"
             )
-        self._pieces.append((start, entries))
+        self._pieces.append((offset + start, entries))
 
     def array(self, num_tokens: int) -> np.ndarray | None:
         """[num_tokens, L, k] as in `types.Trajectory`; None when no turn said anything."""

@@ -13,14 +13,16 @@ class ScriptedClient:
     def __init__(self, script: table.Script, chat: chat_lib.Chat):
         self._script = script
         self._chat = chat
-        self._num_read = 0  # tokens of the episode that the script knows
+        self._heard = ""
+
+    def hear(self, text: str) -> None:
+        """What the environment has said; from the ids of a chat template it cannot be read."""
+        self._heard = text
 
     async def generate(self, request: wire.Request) -> wire.Completion:
-        """Lets the script read what is new and act; its action is cut at the budget."""
-        observation = self._chat.observation_text(request.tokens[self._num_read :])
-        whole = self._chat.action_ids(await self._script.act(observation))
+        """Lets the script act on what it heard last; its action is cut at the budget."""
+        whole = self._chat.action_ids(await self._script.act(self._heard))
         token_ids = whole[: request.max_new_tokens]
-        self._num_read = len(request.tokens) + len(token_ids)
         return wire.Completion(
             tokens=token_ids,
             logprobs=[0.0] * len(token_ids),

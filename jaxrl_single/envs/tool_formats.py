@@ -1,0 +1,367 @@
+"""How models write calls of tools: text -> calls, and a call -> text. No jax, no tokenizer.
+
+    hermes       <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>   Qwen 2.5 and 3
+    qwen3_coder  <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
+    llama3       {"name": "add", "parameters": {"a": 1}}, maybe after <|python_tag|>
+    glm          <tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>
+    react        Action: add, and on the next line Action Input: {"a": 1}
+    code         a block of ```python: a call of the tool `python` with the argument `code`
+
+A text that means to call and fails is no exception: it is an error in words, for the model to read
+and to try again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+CODE_TOOL = "python"  # what a code block calls
+CODE_ARGUMENT = "code"
+REACT_ARGUMENT = "input"  # of an Action Input that is no JSON object
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a tool.
+
+    Attributes:
+      name: of the tool.
+      arguments: by name, JSON types.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed:
+    """What a model's message holds.
+
+    Attributes:
+      calls: in order; none if there is an error, for then the model has to write all again.
+      text: what it says besides.
+      error: what is wrong with a call, None if nothing is.
+      thought: what it thinks (up to </think>); a call that is only thought of is none.
+    """
+
+    calls: tuple[Call, ...]
+    text: str
+    error: str | None = None
+    thought: str = ""
+
+
+class Read(Protocol):
+    """Reads what a model says (without its thoughts). It never raises, whatever the text.
+
+    `tools` are JSON schemas; formats that write every argument as text learn the types from them.
+    Without a schema such an argument is what its text is as JSON, else the text.
+    """
+
+    def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One way to write calls.
+
+    Attributes:
+      read: see `Read`; use `parse`.
+      render: a call as a model would write it.
+      openings: where one of these begins in a message, a call may begin.
+      role: who answers a call, of chat.ROLES: "tool", or "user" for models without tools.
+      answer: a tool's result as the text of that message.
+    """
+
+    read: Read
+    render: Callable[[Call], str]
+    openings: tuple[str, ...]
+    role: str = "tool"
+    answer: Callable[[str], str] = str
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+        """Reads a message, thoughts and all. It never raises, whatever the text.
+
+        Args:
+          tools: JSON schemas of the tools, if there are any; see `Read`.
+        """
+        thoughts = "".join(_THOUGHT.findall(text))
+        return dataclasses.replace(self.read(_THOUGHT.sub("", text), tools), thought=thoughts)
+
+
+class _Malformed(Exception):
+    """Words for the model."""
+
+
+# Blocks between <tool_call> and </tool_call>, or to the end of the text.
+_BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+# The first one may have begun in the prompt.
+_THOUGHT = re.compile(r"\A.*?</think>|<think>.*?</think>", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_BARE_FUNCTION = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_LLAMA_OBJECT = re.compile(r"\{\s*\"(?:name|type|parameters)\"")
+_ACTION = re.compile(r"^[ \t]*Action:[ \t]*(.*)$", re.MULTILINE)
+_ACTION_INPUT = re.compile(r"\A\s*Action Input:[ \t]*(.*?)(?=^[ \t]*Observation:|\Z)", re.M | re.S)
+_FINAL = re.compile(r"\A.*^[ \t]*Final Answer:\s*", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)(^```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def of_template(source: str) -> str | None:
+    """The name of the format that a chat template asks its model for, None if it shows none."""
+    if "<function=" in source:
+        return "qwen3_coder"
+    if "<arg_key>" in source:
+        return "glm"
+    if "<tool_call>" in source:
+        return "hermes"
+    if _PYTHON_TAG in source or '"parameters": dictionary' in source:
+        return "llama3"
+    return None
+
+
+def get(name: str) -> Format:
+    """Looks a format up; ValueError with the known names if there is none."""
+    if name not in FORMATS:
+        raise ValueError(f"tool format {name!r}; known are {sorted(FORMATS)}")
+    return FORMATS[name]
+
+
+def _read_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+    return _read_blocks(text, lambda block: _json_call(block, ("arguments", "parameters")))
+
+
+def _read_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+    # The outer tag is left out now and then; the function's own tags tell as much.
+    if "<tool_call>" not in text:
+        text = _BARE_FUNCTION.sub(lambda found: f"<tool_call>{found[0]}</tool_call>", text)
+    return _read_blocks(text, lambda block: _function_call(block, tools))
+
+
+def _read_glm(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+    return _read_blocks(text, lambda block: _glm_call(block, tools))
+
+
+def _read_llama3(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+    start = text.find(_PYTHON_TAG)
+    if start < 0:
+        found = _LLAMA_OBJECT.search(text)
+        if found is None:
+            return Parsed((), text.strip())
+        start = found.start()
+    calls = text[start:].removeprefix(_PYTHON_TAG)
+    return _collect(
+        lambda: [_as_call(found, ("parameters", "arguments")) for found in _objects(calls)],
+        text[:start],
+    )
+
+
+def _read_react(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+    action = _ACTION.search(text)
+    if action is None:
+        return Parsed((), _FINAL.sub("", text).strip())
+    return _collect(
+        lambda: [_react_call(action[1].strip(), text[action.end() :])], text[: action.start()]
+    )
+
+
+def _read_code(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
+    def calls() -> list[Call]:
+        blocks = list(_FENCE.finditer(text))
+        if not all(block[2] for block in blocks):
+            raise _Malformed("the code block has no end; close it with a line of ```")
+        return [Call(CODE_TOOL, {CODE_ARGUMENT: block[1]}) for block in blocks]
+
+    return _collect(calls, _FENCE.sub("", text))
+
+
+def _read_blocks(text: str, read: Callable[[str], Call]) -> Parsed:
+    def calls() -> list[Call]:
+        blocks = list(_BLOCK.finditer(text))
+        if not all(block[2] for block in blocks):
+            raise _Malformed("a <tool_call> has no </tool_call>")
+        return [read(block[1]) for block in blocks]
+
+    return _collect(calls, _BLOCK.sub("", text))
+
+
+def _collect(calls: Callable[[], list[Call]], text: str) -> Parsed:
+    try:
+        return Parsed(tuple(calls()), text.strip())
+    except _Malformed as error:
+        return Parsed((), text.strip(), str(error))
+
+
+def _json_call(text: str, keys: Sequence[str]) -> Call:
+    try:
+        found = _from_json(text)
+    except ValueError as error:
+        raise _Malformed(f"the call is not JSON: {error}") from error
+    return _as_call(found, keys)
+
+
+def _as_call(found: Any, keys: Sequence[str]) -> Call:
+    """A call of {"name": ..., key: {...}}; the arguments may be absent, or JSON in a string."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        raise _Malformed(f'a call is a JSON object {{"name": ..., "{keys[0]}": {{...}}}}')
+    arguments = next((found[key] for key in keys if key in found), {})
+    if isinstance(arguments, str):
+        arguments = _json_or(arguments, None)
+    if not isinstance(arguments, dict):
+        raise _Malformed(f'"{keys[0]}" of {found["name"]} must be a JSON object')
+    return Call(found["name"], arguments)
+
+
+def _objects(text: str) -> list[Any]:
+    """JSON objects with blanks, semicolons or commas between; what follows them is ignored."""
+    found: list[Any] = []
+    place = 0
+    while True:
+        while text[place : place + 1] in (" ", "\n", "\t", ";", ","):
+            place += 1
+        if found and text[place : place + 1] != "{":
+            return found
+        try:
+            end = json.JSONDecoder().raw_decode(text, place)[1]
+            found.append(_from_json(text[place:end]))
+        except (ValueError, RecursionError) as error:
+            raise _Malformed(f"the call is not JSON: {error}") from error
+        place = end
+
+
+def _from_json(text: str) -> Any:
+    """ValueError also for what JSON forbids: numbers that are none, and halves of characters."""
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return found
+
+
+def _json_or(text: str, otherwise: Any) -> Any:
+    try:
+        return _from_json(text)
+    except ValueError:
+        return otherwise
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _function_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
+    function = _FUNCTION.fullmatch(block)
+    if function is None:
+        raise _Malformed("a call is <function=NAME> with parameters, up to </function>")
+    name, body = function[1].strip(), function[2]
+    arguments = {
+        key.strip(): _typed(_unframed(value), name, key.strip(), tools)
+        for key, value in _PARAMETER.findall(body)
+    }
+    if _PARAMETER.sub("", body).strip():
+        raise _Malformed(f"a parameter of {name} is <parameter=NAME>, its value, and </parameter>")
+    return Call(name, arguments)
+
+
+def _glm_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
+    start = block.find("<arg_key>") if "<arg_key>" in block else len(block)
+    name, body = block[:start].strip(), block[start:]
+    if not name or any(mark in name for mark in "<>\n{"):
+        raise _Malformed("a call is the tool's name, then its <arg_key> and <arg_value> pairs")
+    arguments = {
+        key.strip(): _typed(value, name, key.strip(), tools)
+        for key, value in _GLM_ARGUMENT.findall(body)
+    }
+    if _GLM_ARGUMENT.sub("", body).strip():
+        raise _Malformed(
+            f"an argument of {name} is <arg_key>NAME</arg_key><arg_value>VALUE</arg_value>"
+        )
+    return Call(name, arguments)
+
+
+def _react_call(name: str, rest: str) -> Call:
+    given = _ACTION_INPUT.match(rest)
+    if not name or given is None:
+        raise _Malformed("a call is a line 'Action: NAME' and a line 'Action Input: ARGUMENTS'")
+    text = given[1].strip()
+    arguments = _json_or(text, None)
+    return Call(name, arguments if isinstance(arguments, dict) else {REACT_ARGUMENT: text})
+
+
+def _unframed(value: str) -> str:
+    """Without the line breaks that the format puts around a value."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(value: str, tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+    """The value of an argument that was written as text."""
+    if _declared_type(tool, key, tools) == "string":
+        return value
+    return _json_or(value, value)
+
+
+def _declared_type(tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+    for schema in tools:
+        function = schema.get("function", schema)
+        if function.get("name") == tool:
+            return function.get("parameters", {}).get("properties", {}).get(key, {}).get("type")
+    return None
+
+
+def _render_hermes(call: Call) -> str:
+    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _render_qwen3_coder(call: Call) -> str:
+    parameters = "".join(
+        f"<parameter={key}>\n{_written(value)}\n</parameter>\n"
+        for key, value in call.arguments.items()
+    )
+    return f"<tool_call>\n<function={call.name}>\n{parameters}</function>\n</tool_call>"
+
+
+def _render_llama3(call: Call) -> str:
+    return json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
+
+
+def _render_glm(call: Call) -> str:
+    arguments = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{_written(value)}</arg_value>\n"
+        for key, value in call.arguments.items()
+    )
+    return f"<tool_call>{call.name}\n{arguments}</tool_call>"
+
+
+def _render_react(call: Call) -> str:
+    if set(call.arguments) == {REACT_ARGUMENT}:
+        return f"Action: {call.name}\nAction Input: {call.arguments[REACT_ARGUMENT]}"
+    return f"Action: {call.name}\nAction Input: {json.dumps(call.arguments, ensure_ascii=False)}"
+
+
+def _render_code(call: Call) -> str:
+    return f"```python\n{call.arguments[CODE_ARGUMENT].rstrip()}\n```"
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+FORMATS: dict[str, Format] = {
+    "hermes": Format(_read_hermes, _render_hermes, ("<tool_call>",)),
+    "qwen3_coder": Format(_read_qwen3_coder, _render_qwen3_coder, ("<tool_call>", "<function=")),
+    "llama3": Format(_read_llama3, _render_llama3, (_PYTHON_TAG, "{")),
+    "glm": Format(_read_glm, _render_glm, ("<tool_call>",)),
+    "react": Format(
+        _read_react, _render_react, ("Action:",), role="user", answer="Observation: {}".format
+    ),
+    "code": Format(
+        _read_code, _render_code, ("```py",), role="user", answer="```output\n{}\n```".format
+    ),
+}
