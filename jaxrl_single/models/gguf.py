@@ -144,14 +144,21 @@ class File:
         shape = tuple(int(size) for size in reversed(tensor.shape))
         return shape if expert is None else shape[1:]
 
-    def read(self, name: str, index: tuple[Any, ...] = (...,)) -> np.ndarray:
-        """A tensor or a part of it, float32; the whole is dequantized for a part too.
+    def read(
+        self, name: str, shape: tuple[int, ...], index: tuple[Any, ...] = (...,)
+    ) -> np.ndarray:
+        """A part of a tensor, float32; the whole of it is dequantized.
 
         Raises:
-          ValueError: it is quantized in a way that the package gguf does not know.
+          ValueError: it has another shape, or is quantized in a way that gguf does not know.
           OSError: the file cannot be read.
         """
         tensor, expert = self._places[name]
+        if self.shape(name) != shape:
+            raise ValueError(
+                f"{self.path}: {name} has shape {list(self.shape(name))}, "
+                f"the metadata ask for {list(shape)}"
+            )
         try:
             array = self._gguf.dequantize(self._bytes(tensor, expert), tensor.tensor_type)
         except NotImplementedError as error:

@@ -136,16 +136,18 @@ def _tokenizer(file: gguf.File, tokens: list[str], cut: _Cut) -> tokenizers.Toke
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], bos)]
         )
-    whole = [(token, kind) for token, kind in zip(tokens, kinds, strict=True)]
-    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
-        add(
-            [
-                tokenizers.AddedToken(token, special=kind == _CONTROL, normalized=False)
-                for token, found in whole
-                if found == kind
-            ]
-        )
+    tokenizer.add_special_tokens(_whole(tokens, kinds, _CONTROL))
+    tokenizer.add_tokens(_whole(tokens, kinds, _USER_DEFINED))
     return tokenizer
+
+
+def _whole(tokens: list[str], kinds: list[int], wanted: int) -> list[tokenizers.AddedToken]:
+    """Tokens of a kind that is never cut."""
+    return [
+        tokenizers.AddedToken(token, special=wanted == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind == wanted
+    ]
 
 
 def _pre_tokenizer(digits: str) -> pre_tokenizers.PreTokenizer:

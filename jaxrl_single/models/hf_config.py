@@ -32,6 +32,9 @@ class Description:
 _CONTEXT = "max_position_embeddings"
 _DTYPE = ("dtype", "torch_dtype")
 _MANY_EXPERTS = 8
+_GENERATION = "generation_config.json"
+# transformers has a class with one number for each token: a value, if there is one label.
+_POLICY, _CRITIC = "ForCausalLM", "ForTokenClassification"
 _KINDS = {field.name: str(field.type) for field in dataclasses.fields(config_lib.ModelConfig)}
 
 
@@ -46,7 +49,18 @@ def read(directory: pathlib.Path, *, dtype: str | None = None) -> Description:
       OSError: the file cannot be read.
     """
     path = directory / "config.json"
-    found = read_object(path)
+    model, context_length = parse(path, read_object(path), dtype=dtype)
+    return Description(model, context_length, stop_token_ids(directory))
+
+
+def parse(
+    path: pathlib.Path, found: Mapping[str, Any], *, dtype: str | None = None
+) -> tuple[config_lib.ModelConfig, int]:
+    """Shape and context length from the content of a config.json; see `read`.
+
+    Args:
+      path: of the file, for messages.
+    """
     model_type = found.get("model_type")
     if model_type not in hf_families.FAMILIES:
         known = sorted(hf_families.FAMILIES)
@@ -67,7 +81,13 @@ def read(directory: pathlib.Path, *, dtype: str | None = None) -> Description:
         # The dense form computes every expert for every token.
         moe_form="dense" if fields.get("num_experts", 0) <= _MANY_EXPERTS else "ragged",
     )
-    return Description(model, context_length, stop_token_ids(directory))
+    return model, context_length
+
+
+def is_critic(directory: pathlib.Path) -> bool:
+    """Whether config.json is of a model that gives every token a value."""
+    names = read_object(directory / "config.json").get("architectures") or [""]
+    return str(names[0]).endswith(_CRITIC)
 
 
 def stop_token_ids(directory: pathlib.Path) -> tuple[int, ...]:
@@ -76,7 +96,7 @@ def stop_token_ids(directory: pathlib.Path) -> tuple[int, ...]:
     Raises:
       ValueError: it is something else.
     """
-    for name in ("generation_config.json", "config.json"):
+    for name in (_GENERATION, "config.json"):
         path = directory / name
         ids = read_object(path).get("eos_token_id") if path.exists() else None
         if ids is None:
@@ -90,12 +110,27 @@ def stop_token_ids(directory: pathlib.Path) -> tuple[int, ...]:
     return ()
 
 
-def to_json(description: Description) -> dict[str, Any]:
+def write(directory: pathlib.Path, description: Description, *, is_critic: bool = False) -> None:
+    """Writes config.json and, unless it is there, generation_config.json."""
+    _write_object(directory / "config.json", to_json(description, is_critic=is_critic))
+    if not (directory / _GENERATION).exists():
+        write_stop_token_ids(directory, description.stop_token_ids)
+
+
+def write_stop_token_ids(directory: pathlib.Path, ids: tuple[int, ...]) -> None:
+    """Writes generation_config.json, if there are any."""
+    if ids:
+        _write_object(directory / _GENERATION, {"eos_token_id": list(ids)})
+
+
+def to_json(description: Description, *, is_critic: bool = False) -> dict[str, Any]:
     """config.json of a checkpoint that we write; old and new transformers and vLLM read it."""
     config = description.model
     family = hf_families.family_of(config)
     written: dict[str, Any] = {
-        "architectures": [family.architecture],
+        "architectures": [
+            family.architecture.replace(_POLICY, _CRITIC) if is_critic else family.architecture
+        ],
         "model_type": family.model_type,
         _CONTEXT: _written_context(description),
         # The dense width, which transformers asks of MoE models too and uses in no layer.
@@ -104,6 +139,8 @@ def to_json(description: Description) -> dict[str, Any]:
         "rope_parameters": hf_rope.write(config.rope_scaling),
         "rope_scaling": hf_rope.write(config.rope_scaling) if config.rope_scaling else None,
     }
+    if is_critic:
+        written["num_labels"] = 1
     written |= dict.fromkeys(_DTYPE, config.dtype)
     values = [(name, only) for name, only, _ in family.fixed]
     values += [
@@ -153,6 +190,10 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected a JSON object, found a {type(found).__name__}")
     return found
+
+
+def _write_object(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _required(

@@ -59,6 +59,10 @@ class Family:
 
 
 UNEMBEDDING = Tensor("unembedding/table", "lm_head.weight", "VD")
+VALUE_HEAD = (  # of a critic; transformers has it as a classifier of tokens with one class
+    Tensor("value_head/kernel", "score.weight", "1D", transposed=True),
+    Tensor("value_head/bias", "score.bias", "1"),
+)
 
 _FIELDS = {
     "vocab_size": ("vocab_size",),
@@ -209,6 +213,7 @@ def tensors_of(config: config_lib.ModelConfig) -> tuple[Tensor, ...]:
 def dimensions(config: config_lib.ModelConfig) -> dict[str, int]:
     """Sizes by the letters of `Tensor.axes`; Q and C are the widths of queries and keys."""
     return {
+        "1": 1,
         "V": config.vocab_size,
         "D": config.d_model,
         "F": config.d_ff,

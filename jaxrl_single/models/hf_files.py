@@ -4,18 +4,64 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import ml_dtypes  # registers bfloat16 with numpy, which reading such tensors needs
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from jaxrl_single.models import hf_config
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _FLOATS = tuple(np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64))
+_CODES = {"bfloat16": "BF16", "float32": "F32"}
+_ALIGNMENT = 8  # bytes, of the header
+
+
+class Files:
+    """The tensors of a directory, as `pretrained.Tensors`.
+
+    Attributes:
+      path: of the directory.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        """Reads the names.
+
+        Raises:
+          ValueError: no safetensors, a shard is missing, or the index contradicts the shards.
+          OSError: a file cannot be read.
+        """
+        self.path = directory
+        self._places = locate(directory)
+
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._places)
+
+    def read(
+        self, name: str, shape: tuple[int, ...], index: tuple[Any, ...] = (...,)
+    ) -> np.ndarray:
+        """A part of a tensor.
+
+        Raises:
+          ValueError: it has another shape, or holds no floating-point numbers.
+        """
+        path = self._places[name]
+        # Opened for each tensor: the pages of an open file count as memory of this process.
+        with _open(path) as file:
+            stored = file.get_slice(name)
+            found = tuple(stored.get_shape())
+            if found != shape:
+                raise ValueError(
+                    f"{path}: {name} has shape {list(found)}, config.json asks for {list(shape)}"
+                )
+            array = stored[index] if shape else file.get_tensor(name)
+        if array.dtype not in _FLOATS:
+            raise ValueError(f"{path}: {name} is {array.dtype}; quantized checkpoints are not read")
+        return array
 
 
 def locate(directory: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -37,71 +83,41 @@ def locate(directory: pathlib.Path) -> dict[str, pathlib.Path]:
     return _indexed(index)
 
 
-def shape_of(file: safetensors.safe_open, name: str) -> tuple[int, ...]:
-    """Of a tensor, without reading it."""
-    return tuple(file.get_slice(name).get_shape())
-
-
-def read(
-    places: dict[str, pathlib.Path],
-    expected: dict[str, tuple[int, ...]],
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and array of each tensor of `expected`, file by file.
-
-    Args:
-      places: as `locate` gives them.
-      expected: name -> shape.
-
-    Raises:
-      ValueError: another shape, or no floating-point tensor.
-    """
-    for path in sorted(set(places.values())):
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (the file is no dict)
-                if name not in expected:
-                    continue
-                shape = shape_of(file, name)
-                if shape != expected[name]:
-                    raise ValueError(
-                        f"{path}: {name} has shape {list(shape)}, "
-                        f"config.json asks for {list(expected[name])}"
-                    )
-                array = file.get_tensor(name)
-                if array.dtype not in _FLOATS:
-                    raise ValueError(
-                        f"{path}: {name} is {array.dtype}; quantized checkpoints are not read"
-                    )
-                yield name, array
-
-
 def write(
     directory: pathlib.Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
     tensors: Iterable[tuple[str, np.ndarray]],
     *,
-    total_bytes: int,
     max_shard_bytes: int,
 ) -> None:
-    """Writes tensors in their order; never more than one shard is in memory.
+    """Writes tensors as they come; no more than one is in memory.
 
     Args:
-      total_bytes: of all tensors; if one shard holds them there is no index.
+      shapes: name -> shape of all tensors, in the order in which they come.
+      dtype: of all of them, one of config.DTYPES.
+      tensors: name and array.
+      max_shard_bytes: of a file; if one holds all there is no index.
+
+    Raises:
+      ValueError: another tensor comes than was announced.
     """
-    if total_bytes <= max_shard_bytes:
-        _write_shard(directory / SINGLE, dict(tensors))
-        return
-    shards, weight_map = 0, {}
-    for shard in _shards(tensors, max_shard_bytes):
-        shards += 1
-        _write_shard(directory / f"shard-{shards}", shard)
-        weight_map |= dict.fromkeys(shard, shards)
-    files = {n: f"model-{n:05d}-of-{shards:05d}.safetensors" for n in range(1, shards + 1)}
-    for number, name in files.items():
-        (directory / f"shard-{number}").rename(directory / name)
-    index = {
-        "metadata": {"total_size": total_bytes},
-        "weight_map": {name: files[number] for name, number in sorted(weight_map.items())},
-    }
-    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    shards = list(_shards(shapes, np.dtype(dtype).itemsize, max_shard_bytes))
+    count = len(shards)
+    files = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    files = [SINGLE] if count == 1 else files
+    coming = iter(tensors)
+    for file, shard in zip(files, shards, strict=True):
+        _write_shard(directory / file, shard, dtype, coming)
+    if next(coming, None) is not None:
+        raise ValueError(f"{directory}: more tensors than the {len(shapes)} of the model")
+    if count > 1:
+        weight_map = {n: file for file, shard in zip(files, shards, strict=True) for n in shard}
+        index = {
+            "metadata": {"total_size": sum(_bytes(s, dtype) for s in shapes.values())},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _indexed(index: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -132,19 +148,55 @@ def _open(path: pathlib.Path) -> safetensors.safe_open:
         raise ValueError(f"{path}: torn or no safetensors file ({error})") from None
 
 
+def _bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 def _shards(
-    tensors: Iterable[tuple[str, np.ndarray]], max_bytes: int
-) -> Iterator[dict[str, np.ndarray]]:
+    shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: int
+) -> Iterator[dict[str, tuple[int, ...]]]:
     shard, size = {}, 0
-    for name, array in tensors:
-        if shard and size + array.nbytes > max_bytes:
+    for name, shape in shapes.items():
+        new = int(np.prod(shape)) * itemsize
+        if shard and size + new > max_bytes:
             yield shard
             shard, size = {}, 0
-        shard[name] = array
-        size += array.nbytes
+        shard[name] = shape
+        size += new
     yield shard
 
 
-def _write_shard(path: pathlib.Path, shard: dict[str, np.ndarray]) -> None:
+def _write_shard(
+    path: pathlib.Path,
+    shard: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    coming: Iterator[tuple[str, np.ndarray]],
+) -> None:
+    """The format: the header's length, the header as JSON, the tensors without gaps."""
     # transformers refuses a file without this entry.
-    safetensors.numpy.save_file(shard, path, metadata={"format": "pt"})
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shard.items():
+        begin, end = end, end + _bytes(shape, dtype)
+        header[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shard.items():
+            file.write(_contiguous(next(coming, ("nothing", None)), name, shape, dtype))
+
+
+def _contiguous(
+    came: tuple[str, np.ndarray | None], name: str, shape: tuple[int, ...], dtype: str
+) -> memoryview:
+    found, array = came
+    if found != name or array.shape != shape or array.dtype != np.dtype(dtype):
+        facts = "" if array is None else f" ({array.dtype}, {list(array.shape)})"
+        raise ValueError(f"expected the tensor {name} ({dtype}, {list(shape)}), got {found}{facts}")
+    # As bytes, because bfloat16 has no buffer format of its own.
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

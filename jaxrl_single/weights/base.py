@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-Params = Mapping[str, Any]  # nested; the leaves are numpy or jax arrays
+from jaxrl_single import param_tree
+
+Params = param_tree.Params
 
 
 class InvalidWeights(RuntimeError):
@@ -57,27 +59,14 @@ class WeightStore(Protocol):
         ...
 
 
-def flatten(params: Params) -> dict[str, np.ndarray]:
-    """Nested dict of arrays -> {path: C-contiguous numpy array}, sorted by path.
+def arrays_of(params: Params) -> dict[str, np.ndarray]:
+    """{path: array} in host memory, C-contiguous, sorted by path.
 
     Raises:
-      ValueError: a key is no string, is empty, or holds "/".
+      ValueError: a key of the nested dict makes no path.
     """
-    flat: dict[str, np.ndarray] = {}
-    _flatten_into(flat, params, ())
-    return dict(sorted(flat.items()))
-
-
-def unflatten(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
-    params: dict[str, Any] = {}
-    for path, array in flat.items():
-        *parents, leaf = path.split("/")
-        node = params
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = array
-    return params
+    # Not ascontiguousarray: it would turn a scalar into a vector.
+    return {path: np.asarray(leaf, order="C") for path, leaf in param_tree.flatten(params).items()}
 
 
 def tensor_sha256(array: np.ndarray) -> str:
@@ -91,7 +80,7 @@ def params_sha256(params: Params) -> str:
     Covers path, dtype, shape and bytes of each tensor. Equal digests mean equal weights bit for
     bit, in this process or another.
     """
-    return combined_sha256({path: describe(array) for path, array in flatten(params).items()})
+    return combined_sha256({path: describe(array) for path, array in arrays_of(params).items()})
 
 
 def describe(array: np.ndarray) -> dict[str, Any]:
@@ -107,20 +96,6 @@ def combined_sha256(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     """Digest of a manifest's tensors, as `params_sha256` has it, without reading their bytes."""
     lines = json.dumps({path: dict(tensors[path]) for path in sorted(tensors)}, sort_keys=True)
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _flatten_into(flat: dict[str, np.ndarray], node: Params, path: tuple[str, ...]) -> None:
-    for key, value in node.items():
-        if not isinstance(key, str) or not key or "/" in key:
-            raise ValueError(
-                f"parameter key {key!r} under {'/'.join(path) or 'the root'!r}: keys are "
-                "non-empty strings without '/', because paths name the tensors"
-            )
-        if isinstance(value, Mapping):
-            _flatten_into(flat, value, (*path, key))
-        else:
-            # Not ascontiguousarray: it would turn a scalar into a vector.
-            flat["/".join((*path, key))] = np.asarray(value, order="C")
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -24,6 +24,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from jaxrl_single import param_tree
 from jaxrl_single.weights import base
 
 MARKER = "STABLE"
@@ -115,7 +116,7 @@ class FileWeights:
     def _write(
         self, writing: pathlib.Path, version: int, params: base.Params, metadata: dict[str, Any]
     ) -> str:
-        flat = base.flatten(params)
+        flat = base.arrays_of(params)
         tensors = {path: base.describe(array) for path, array in flat.items()}
         sha256 = base.combined_sha256(tensors)
         manifest = {
@@ -142,7 +143,7 @@ class FileWeights:
         _check_tensors(place, flat, manifest["tensors"])
         if base.combined_sha256(manifest["tensors"]) != manifest["sha256"]:
             raise base.InvalidWeights(f"{place}: {_MANIFEST} contradicts its own checksum")
-        return base.unflatten(flat), manifest["metadata"]
+        return param_tree.unflatten(flat), manifest["metadata"]
 
     def _read_manifest(self, place: pathlib.Path, version: int) -> dict[str, Any]:
         text = (place / _MANIFEST).read_text()

@@ -92,8 +92,7 @@ class VllmServer:
         self._serving = checkpoint
 
     def _save(self, place: pathlib.Path, params: base.Params) -> None:
-        arrays = base.unflatten(base.flatten(params))
-        hf.save(place, self._shape, arrays, context_length=self._context_length)
+        hf.save(place, self._shape, params, context_length=self._context_length)
 
     def _replace(self, checkpoint: pathlib.Path) -> None:
         problem = self._reload(checkpoint)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_single import param_tree
 from jaxrl_single.weights import base, filesystem
 
 
@@ -38,7 +39,7 @@ def test_fetch_returns_what_was_published(store):
     fetched, metadata = store.fetch(3)
     assert metadata == {"step": 3, "reward": 0.25}
     assert store.latest() == 3
-    expected, found = base.flatten(params), base.flatten(fetched)
+    expected, found = param_tree.flatten(params), param_tree.flatten(fetched)
     assert list(found) == list(expected)
     for path, array in expected.items():
         assert found[path].dtype == array.dtype, path
@@ -62,7 +63,7 @@ def test_sha256_sees_bytes_paths_shapes_and_dtypes_but_not_order():
 @pytest.mark.parametrize("key", ["a/b", "", 3])
 def test_a_key_that_is_no_path_element_is_an_error(key):
     with pytest.raises(ValueError, match="keys are non-empty strings"):
-        base.flatten({"outer": {key: np.zeros(1)}})
+        param_tree.flatten({"outer": {key: np.zeros(1)}})
 
 
 def test_versions_count_up_and_are_never_reused(store):
