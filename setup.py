@@ -26,6 +26,7 @@ EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
     "hf": ["torch>=2.6", "transformers>=4.51"],  # to compare with; checkpoints need neither
+    "envs": ["math-verify>=0.9", "reasoning-gym>=0.1.25"],
     "vllm": ["vllm>=0.32"],  # better in an environment of its own, see configs/tiny_sao_vllm.py
     "test": [
         "hypothesis>=6.100",

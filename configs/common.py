@@ -179,6 +179,19 @@ def _env() -> ConfigDict:
             "tool_enabled": True,  # False: every call gets an error; measures the tool's worth
             "tool_latency_s": 0.15,  # the tool sleeps so long, as slow tools do
             "tool_latency_spread": 0.5,  # latency is uniform in (1 +- spread) x tool_latency_s
+            # The rest is for env.name = "tools".
+            "dataset": "",  # of reasoning-gym, "chain_sum" for instance; empty = tasks_file
+            "dataset_options": {},  # of that dataset; `size` is the number of its entries
+            "tools": ("calculator",),  # that the model may call
+            "tool_format": "hermes",  # how it writes calls, see jaxrl_single/envs/tool_formats.py
+            "tool_output_chars": 2000,  # of an answer to a call; the middle of more is left out
+            "observation_role": "",  # who answers a call: tool | user; empty = as the format has it
+            # First message; the schemas of the tools replace `{tools}` in it, one a line, or go to
+            # the chat template if there is none. Empty = none, or what the template itself says.
+            "system_prompt": "",
+            "answer_form": "last_number",  # where the answer is: text | last_number | tag | boxed
+            "answer_check": "dataset",  # who judges it: dataset (its own rules) | exact | number
+            "partial_credit": False,  # the reward is the score; False: 1 for a full score, else 0
         }
     )
 

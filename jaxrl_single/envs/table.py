@@ -14,7 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxrl_single import types
-from jaxrl_single.envs import base, calculator, calculator_script, chat, prompt, tasks_file
+from jaxrl_single.envs import (
+    base,
+    calculator,
+    calculator_script,
+    chat,
+    prompt,
+    tasks_file,
+    tool_table,
+)
 
 Section = dict[str, Any]  # the `env` section of the config as a plain dict
 
@@ -106,7 +114,7 @@ def _make_calculator(section: Section) -> Callable[[], base.Env]:
 
 def _make_calculator_tasks(section: Section, split: str, seed: int) -> Sequence[types.Task]:
     if section["tasks_file"] or section["eval_tasks_file"]:
-        return _read_split(section, split, chat.CharChat.build())
+        return _read_calculator_tasks(section, split, chat.CharChat.build())
     return calculator.CalculatorTasks(
         split,
         num_operations=section["num_operations"],
@@ -117,28 +125,15 @@ def _make_calculator_tasks(section: Section, split: str, seed: int) -> Sequence[
     )
 
 
-def _read_split(section: Section, split: str, language: chat.CharChat) -> list[types.Task]:
-    """Reads both files, because a question in both would make the evaluation worthless."""
-    files = {"train": section["tasks_file"], "eval": section["eval_tasks_file"]}
-    if not all(files.values()):
-        raise ValueError(
-            f"env.tasks_file is {files['train']!r} and env.eval_tasks_file is {files['eval']!r}; "
-            "give both, or neither for generated tasks"
-        )
-
+def _read_calculator_tasks(
+    section: Section, split: str, language: chat.CharChat
+) -> list[types.Task]:
     def check(task: types.Task) -> None:
         language.prompt(task.question)
         language.observation(task.answer)
 
-    tasks = {name: tasks_file.read_tasks(path, check=check) for name, path in files.items()}
-    trained = {task.question for task in tasks["train"]}
-    shared = [task.id for task in tasks["eval"] if task.question in trained]
-    if shared:
-        raise ValueError(
-            f"{len(shared)} of {len(tasks['eval'])} questions of env.eval_tasks_file are in "
-            f"env.tasks_file too, the first with id {shared[0]!r}; held-out questions must differ"
-        )
-    return tasks[split]
+    files = section["tasks_file"], section["eval_tasks_file"]
+    return tasks_file.read_split(*files, split, check=check)
 
 
 ENVS: dict[str, EnvSpec] = {
@@ -147,5 +142,12 @@ ENVS: dict[str, EnvSpec] = {
         make_tasks=_make_calculator_tasks,
         make_chat=chat.CharChat.build,
         make_script=lambda section: calculator_script.CalculatorScript,
+    ),
+    "tools": EnvSpec(
+        make_env=tool_table.make_env,
+        make_tasks=tool_table.make_tasks,
+        make_chat=tool_table.make_chat,
+        make_script=tool_table.make_script,
+        make_prompt=tool_table.make_prompt,
     ),
 }

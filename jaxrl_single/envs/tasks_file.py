@@ -57,6 +57,37 @@ def read_tasks(
     return tasks
 
 
+def read_split(
+    train_path: str,
+    eval_path: str,
+    split: str,
+    *,
+    check: Callable[[types.Task], None] | None = None,
+) -> list[types.Task]:
+    """Reads both files and returns the tasks of one.
+
+    Both, because a question in both would make the evaluation worthless.
+
+    Raises:
+      InvalidTasks, ValueError: a file cannot be used, one is missing, or they share a question.
+    """
+    files = {"train": train_path, "eval": eval_path}
+    if not all(files.values()):
+        raise ValueError(
+            f"env.tasks_file is {train_path!r} and env.eval_tasks_file is {eval_path!r}; "
+            "give both, or neither for generated tasks"
+        )
+    tasks = {name: read_tasks(path, check=check) for name, path in files.items()}
+    trained = {task.question for task in tasks["train"]}
+    shared = [task.id for task in tasks["eval"] if task.question in trained]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} of {len(tasks['eval'])} questions of env.eval_tasks_file are in "
+            f"env.tasks_file too, the first with id {shared[0]!r}; held-out questions must differ"
+        )
+    return tasks[split]
+
+
 def _read_line(line: str, where: str, default_id: str) -> types.Task:
     try:
         fields: Any = json.loads(line)

@@ -1,0 +1,164 @@
+"""Datasets of the package reasoning-gym as tasks: random access, splits by hash, its own scoring.
+
+A task keeps the place of its entry in the dataset. Whoever judges an answer makes the entry again
+from the place, so tasks hold JSON types only, whatever a dataset puts into its entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import hashlib
+import json
+import random
+import types as python_types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_single import types
+
+SPLIT_SIZES = {"train": 1_000_000, "eval": 100_000}
+PLACES = 1_000_000  # of a dataset, unless its options say otherwise as `size`
+_EVAL_SHARE = 10  # one question in so many belongs to the eval split
+_MAX_DRAWS = 1_000  # of places, until one falls into the split
+_CACHED_ENTRIES = 1024
+
+
+class Dataset:
+    """One dataset of reasoning-gym with its options; the same place is the same entry for ever."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]):
+        """Makes the dataset.
+
+        Args:
+          name: as reasoning-gym registers it, "chain_sum" for instance.
+          options: of that dataset's config; `size` is the number of its places.
+
+        Raises:
+          ValueError: the package is missing, or there is no such dataset or option.
+        """
+        self.name = name
+        with _own_randomness(name):
+            self._dataset = _create(name, {"seed": 0, "size": PLACES, **options})
+            self.num_places = len(self._dataset)
+        self._entry = functools.lru_cache(_CACHED_ENTRIES)(self._make_entry)
+
+    def entry(self, place: int) -> dict[str, Any]:
+        """{"question", "answer", "metadata"} at a place, 0 <= place < num_places."""
+        return self._entry(place)
+
+    def score(self, place: int, answer: str) -> float:
+        """What the dataset's own judgement gives for an answer to the entry, 0 to 1."""
+        with _own_randomness(self.name, place):
+            return float(self._dataset.score_answer(answer, self.entry(place)))
+
+    def _make_entry(self, place: int) -> dict[str, Any]:
+        with _own_randomness(self.name, place):
+            return self._dataset[place]
+
+
+class ReasoningGymTasks(Sequence[types.Task]):
+    """Tasks of a dataset; the same index gives the same task for ever.
+
+    A question's hash decides its split, so a question of one split never occurs in the other,
+    whatever the seeds. Within a split questions may repeat.
+    """
+
+    def __init__(self, split: str, dataset: Dataset, *, seed: int):
+        """Fixes the order of the places.
+
+        Raises:
+          ValueError: there is no such split.
+        """
+        if split not in types.SPLITS:
+            raise ValueError(f"split is {split!r}, allowed are {types.SPLITS}")
+        self._split = split
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return SPLIT_SIZES[self._split]
+
+    def __getitem__(self, index: int) -> types.Task:
+        if not 0 <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        rng = random.Random(f"{self._seed}/{self._split}/{index}")
+        for _ in range(_MAX_DRAWS):
+            place = rng.randrange(self._dataset.num_places)
+            entry = self._dataset.entry(place)
+            if _split_of(entry["question"]) == self._split:
+                return self._task(index, place, entry)
+        raise ValueError(
+            f"no question of the {self._split} split among {_MAX_DRAWS} entries of the dataset "
+            f"{self._dataset.name!r}: it has too few different ones; change env.dataset_options"
+        )
+
+    def _task(self, index: int, place: int, entry: Mapping[str, Any]) -> types.Task:
+        data = {"dataset": self._dataset.name, "place": place}
+        expression = entry.get("metadata", {}).get("expression")
+        if isinstance(expression, str):
+            data["expression"] = expression
+        task_id = f"{self._dataset.name}/{self._split}/{index}"
+        answer = entry["answer"]
+        if not isinstance(answer, str):
+            answer = json.dumps(answer, default=str)
+        return types.Task(id=task_id, question=entry["question"], answer=answer, data=data)
+
+
+def load() -> python_types.ModuleType:
+    """The package reasoning_gym, imported without a trace in the global random generators.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    with _own_randomness("import"):
+        try:
+            import reasoning_gym
+        except ImportError as error:
+            raise ValueError(
+                f"env.dataset needs the package reasoning-gym, which cannot be imported ({error}); "
+                "install it with: pip install 'jaxrl_single[envs]'"
+            ) from error
+    return reasoning_gym
+
+
+def _create(name: str, options: Mapping[str, Any]) -> Any:
+    factory = load().factory
+    if name not in factory.DATASETS:
+        near = difflib.get_close_matches(name, factory.DATASETS, n=5, cutoff=0.3)
+        raise ValueError(
+            f"env.dataset is {name!r}, and reasoning-gym has no such dataset; near are {near}"
+        )
+    known = sorted(factory.DATASETS[name][1].__dataclass_fields__)
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise ValueError(f"env.dataset_options has {unknown}; {name!r} knows {known}")
+    try:
+        return factory.create_dataset(name, **options)
+    # Datasets check their options by assertions, and some by what they run into.
+    except (AssertionError, TypeError, ValueError, LookupError) as error:
+        raise ValueError(
+            f"env.dataset_options {dict(options)} do not suit the dataset {name!r}: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _own_randomness(*seed: object) -> Iterator[None]:
+    """Some datasets draw from the global generators: seeded inside, as before afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    text = "/".join(map(str, seed))
+    random.seed(text)
+    np.random.seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big"))
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _split_of(question: str) -> str:
+    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    return "eval" if int.from_bytes(digest, "big") % _EVAL_SHARE == 0 else "train"

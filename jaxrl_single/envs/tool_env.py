@@ -1,0 +1,196 @@
+"""Tasks to be solved with tools, in the words of a model's tool-call format.
+
+    question      State the final answer to the following arithmetic problem: 12 + 5 - 3 =
+    action        <tool_call>{"name": "calculator", "arguments": {"expression": "12+5-3"}}...
+    observation   14
+    action        The answer is 14.       no call, so it is the answer and ends the episode
+
+Calls of one action are answered in their order, each by a message of its own. A call that cannot
+be understood is answered by what is wrong with it, and the episode goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxrl_single import types
+from jaxrl_single.envs import answers, base, tool_formats
+
+# What an argument of a type of JSON schema may be; types that are not named are not looked at.
+_PYTHON_TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+Check = Callable[[types.Task, str], Awaitable[float]]  # task, answer -> 0 (wrong) to 1 (right)
+
+
+class Tool(Protocol):
+    """Something to call, for the length of one episode.
+
+    Attributes:
+      name: by which it is called.
+      schema: {"type": "function", "function": {"name", "description", "parameters"}}.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """Answers one call.
+
+        What the model did wrong is part of the answer; an exception is a failure of the tool
+        itself, and makes the episode an error.
+
+        Args:
+          arguments: those that the schema requires are there, with its types.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Frees everything; called once."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How episodes go.
+
+    Attributes:
+      answer_form: where the answer is in the last message, of `answers.FORMS`.
+      partial_credit: the reward is the score; otherwise 1 for a full score and 0 for less.
+      tools_enabled: False answers every call by an error.
+      max_output: characters of an answer to a call; the middle of longer ones is left out.
+      role: who answers a call, of `chat.ROLES`; empty = as the tool format has it.
+    """
+
+    answer_form: str = "text"
+    partial_credit: bool = False
+    tools_enabled: bool = True
+    max_output: int = 2000
+    role: str = ""
+
+
+class ToolEnv:
+    """The environment; see the module for the dialogue."""
+
+    gives_success = True
+
+    def __init__(
+        self,
+        *,
+        make_tools: Callable[[int], Sequence[Tool]],
+        tool_format: tool_formats.Format,
+        check: Check,
+        options: Options,
+        name: str = "tools",
+    ):
+        """Makes an environment for one episode.
+
+        Args:
+          make_tools: seed of the episode -> its tools.
+          tool_format: in which the model writes calls.
+          check: judges the answer; its exceptions are failures of the judgement.
+          name: recorded in each trajectory.
+        """
+        self.name = name
+        self._make_tools = make_tools
+        self._format = tool_format
+        self._check = check
+        self._options = options
+        self._tools: dict[str, Tool] = {}
+
+    async def reset(self, task: types.Task, seed: int) -> str:
+        """Returns the question."""
+        self._task = task
+        self._tools = {tool.name: tool for tool in self._make_tools(seed)}
+        return task.question
+
+    async def step(self, action: str) -> base.StepResult:
+        """Runs the calls of an action; an action without calls is the answer and is judged."""
+        schemas = [tool.schema for tool in self._tools.values()]
+        parsed = self._format.parse(action, schemas)
+        if parsed.error is not None:
+            return self._answer_calls((f"error: {parsed.error}",))
+        if parsed.calls:
+            return self._answer_calls(tuple([await self._run(call) for call in parsed.calls]))
+        answer = answers.extract(parsed.text, self._options.answer_form)
+        score = 0.0 if answer is None else await self._judge(answer)
+        success = score >= 1
+        reward = score if self._options.partial_credit else float(success)
+        return base.StepResult("", reward, terminated=True, info={"success": success})
+
+    async def close(self) -> None:
+        """Closes the tools, all of them even if one fails."""
+        failures = []
+        while self._tools:
+            _, tool = self._tools.popitem()
+            try:
+                await tool.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _answer_calls(self, texts: tuple[str, ...]) -> base.StepResult:
+        shown = [_shorten(text, self._options.max_output) for text in texts]
+        observation = tuple(self._format.answer(text) for text in shown)
+        role = self._options.role or self._format.role
+        return base.StepResult(observation, info={"success": False}, role=role)
+
+    async def _run(self, call: tool_formats.Call) -> str:
+        if not self._options.tools_enabled:
+            return "error: the tools are switched off"
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return f"error: there is no tool {call.name!r}; there are {sorted(self._tools)}"
+        parameters = tool.schema["function"]["parameters"]
+        arguments = _named(parameters, call.arguments)
+        fault = _fault(parameters, arguments)
+        if fault is not None:
+            return f"error: {call.name}: {fault}"
+        return await tool.call(arguments)
+
+    async def _judge(self, answer: str) -> float:
+        try:
+            return await self._check(self._task, answer)
+        except Exception as error:
+            raise base.RewardError(
+                f"the answer {answer[:200]!r} to task {self._task.id!r} can't be judged: {error}"
+            ) from error
+
+
+def _named(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some formats give one unnamed text: it is the argument of a tool that has only one."""
+    required = parameters.get("required", ())
+    if len(required) == 1 and set(arguments) == {tool_formats.REACT_ARGUMENT}:
+        return {required[0]: arguments[tool_formats.REACT_ARGUMENT]}
+    return arguments
+
+
+def _fault(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a call, for the model; None when nothing is."""
+    known = parameters["properties"]
+    missing = [name for name in parameters.get("required", ()) if name not in arguments]
+    unknown = [name for name in arguments if name not in known]
+    if missing or unknown:
+        return f"the arguments are {sorted(arguments)}, expected {sorted(known)}"
+    for name, value in arguments.items():
+        expected = _PYTHON_TYPES.get(known[name].get("type"))
+        if expected is not None and not isinstance(value, expected):
+            return f"{name} is {value!r}, expected a {known[name]['type']}"
+    return None
+
+
+def _shorten(text: str, limit: int) -> str:
+    """Head and tail of a text that is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 2
+    left_out = len(text) - limit
+    return f"{text[: limit - tail]}\n[{left_out} characters left out]\n{text[len(text) - tail :]}"

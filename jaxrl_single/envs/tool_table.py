@@ -1,0 +1,161 @@
+"""The environment `tools` of the table: the env section of a config -> tasks, tools and judge."""
+
+from __future__ import annotations
+
+import functools
+import json
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrl_single import types
+from jaxrl_single.envs import (
+    answer_checks,
+    answers,
+    arithmetic_script,
+    base,
+    calculator_tool,
+    chat,
+    prompt,
+    reasoning_gym_tasks,
+    tasks_file,
+    tool_env,
+    tool_formats,
+)
+
+Section = dict[str, Any]
+
+TOOLS = {"calculator": calculator_tool.CalculatorTool}
+SCHEMAS_PLACE = "{tools}"  # in env.system_prompt
+
+
+def make_env(section: Section) -> Callable[[], base.Env]:
+    """A function that makes the environment of one episode.
+
+    Raises:
+      ValueError: a field of the section is out of its range.
+    """
+    options = _options(section)
+    tools = _tools(section)
+    tool_format = _format(section)
+    check = _check(section)
+    name = section["dataset"] or "tools"
+    return lambda: tool_env.ToolEnv(
+        make_tools=lambda seed: [tool() for tool in tools],
+        tool_format=tool_format,
+        check=check,
+        options=options,
+        name=name,
+    )
+
+
+def make_tasks(section: Section, split: str, seed: int) -> Sequence[types.Task]:
+    """Tasks of the dataset, or of the files.
+
+    Raises:
+      ValueError, OSError: no such dataset, bad options, or files that cannot be used.
+    """
+    has_files = bool(section["tasks_file"] or section["eval_tasks_file"])
+    if has_files == bool(section["dataset"]):
+        raise ValueError(
+            f"env.dataset is {section['dataset']!r} and env.tasks_file is "
+            f"{section['tasks_file']!r}; give one of the two"
+        )
+    if has_files:
+        return tasks_file.read_split(section["tasks_file"], section["eval_tasks_file"], split)
+    return reasoning_gym_tasks.ReasoningGymTasks(split, _dataset(section), seed=seed)
+
+
+def make_chat() -> chat.CharChat:
+    """Printable ASCII, for models without a tokenizer of their own."""
+    return chat.CharChat.build(string.printable)
+
+
+def make_script(section: Section) -> Callable[..., arithmetic_script.ArithmeticScript]:
+    """Players of arithmetic tasks, who use the first tool.
+
+    Raises:
+      ValueError: there is no tool, or one that the script cannot call.
+    """
+    names = section["tools"]
+    if not names or names[0] not in arithmetic_script.CALLS:
+        raise ValueError(
+            f"env.tools is {tuple(names)}; the script of arithmetic tasks needs one of "
+            f"{sorted(arithmetic_script.CALLS)} as the first"
+        )
+    return functools.partial(
+        arithmetic_script.ArithmeticScript,
+        make_call=arithmetic_script.CALLS[names[0]],
+        tool_format=_format(section),
+        answer_form=_options(section).answer_form,
+    )
+
+
+def make_prompt(section: Section) -> prompt.PromptSpec:
+    """The system message and the tools.
+
+    Schemas go to the chat template, or into the place `{tools}` of the system message, one a line:
+    for templates that have no words for tools.
+    """
+    schemas = tuple(tool.schema for tool in _tools(section))
+    system = section["system_prompt"]
+    if SCHEMAS_PLACE in system:
+        lines = "\n".join(json.dumps(schema) for schema in schemas)
+        return prompt.PromptSpec(system.replace(SCHEMAS_PLACE, lines))
+    return prompt.PromptSpec(system, schemas)
+
+
+def _options(section: Section) -> tool_env.Options:
+    form, role = section["answer_form"], section["observation_role"]
+    if form not in answers.FORMS:
+        raise ValueError(f"env.answer_form is {form!r}, allowed are {answers.FORMS}")
+    if role and role not in chat.ROLES:
+        raise ValueError(f"env.observation_role is {role!r}, allowed are '' and {chat.ROLES}")
+    if section["tool_output_chars"] < 1:
+        raise ValueError(f"env.tool_output_chars is {section['tool_output_chars']}, must be >= 1")
+    return tool_env.Options(
+        answer_form=form,
+        partial_credit=section["partial_credit"],
+        tools_enabled=section["tool_enabled"],
+        max_output=section["tool_output_chars"],
+        role=role,
+    )
+
+
+def _tools(section: Section) -> list[Callable[[], tool_env.Tool]]:
+    names = list(section["tools"])
+    unknown = [name for name in names if name not in TOOLS]
+    if unknown or len(set(names)) != len(names):
+        raise ValueError(f"env.tools is {tuple(names)}; allowed are {sorted(TOOLS)}, each once")
+    return [TOOLS[name] for name in names]
+
+
+def _format(section: Section) -> tool_formats.Format:
+    try:
+        return tool_formats.get(section["tool_format"])
+    except ValueError as error:
+        raise ValueError(f"env.tool_format: {error}") from error
+
+
+def _check(section: Section) -> tool_env.Check:
+    name = section["answer_check"]
+    if name not in answer_checks.NAMES:
+        raise ValueError(f"env.answer_check is {name!r}, allowed are {answer_checks.NAMES}")
+    if name != "dataset":
+        return {"exact": answer_checks.exact, "number": answer_checks.number}[name]
+    if not section["dataset"]:
+        raise ValueError(
+            "env.answer_check is 'dataset', and env.dataset is empty; tasks of a file are judged "
+            f"by one of {[one for one in answer_checks.NAMES if one != name]}"
+        )
+    return answer_checks.DatasetCheck(_dataset(section))
+
+
+def _dataset(section: Section) -> reasoning_gym_tasks.Dataset:
+    return _cached_dataset(section["dataset"], json.dumps(section["dataset_options"]))
+
+
+@functools.lru_cache(maxsize=8)
+def _cached_dataset(name: str, options: str) -> reasoning_gym_tasks.Dataset:
+    """Both splits and the judge share one, because some take seconds to make."""
+    return reasoning_gym_tasks.Dataset(name, json.loads(options))

@@ -1,0 +1,118 @@
+"""Datasets of reasoning-gym: random access, splits, scoring, and no trace in global randomness."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxrl_single.envs import reasoning_gym_tasks
+
+pytest.importorskip("reasoning_gym", reason="needs the extra envs")
+
+OPTIONS = {"max_terms": 3, "max_digits": 2}
+
+
+@pytest.fixture(scope="module")
+def chain_sum():
+    return reasoning_gym_tasks.Dataset("chain_sum", OPTIONS)
+
+
+def _tasks(dataset, split="train", seed=0):
+    return reasoning_gym_tasks.ReasoningGymTasks(split, dataset, seed=seed)
+
+
+def test_tasks_are_a_function_of_index_split_and_seed(chain_sum):
+    again = reasoning_gym_tasks.Dataset("chain_sum", OPTIONS)
+    first = [_tasks(chain_sum)[i] for i in range(20)]
+    assert first == [_tasks(again)[i] for i in range(20)]
+    assert first != [_tasks(chain_sum, seed=1)[i] for i in range(20)]
+    assert first[0].id == "chain_sum/train/0"
+    for task in first:
+        assert task.question.endswith(f": {task.data['expression']} =")
+        assert task.answer == str(eval(task.data["expression"]))
+        assert json.loads(json.dumps(task.data)) == task.data
+
+
+def test_no_question_is_in_both_splits_whatever_the_seeds(chain_sum):
+    train, held_out = (
+        {_tasks(chain_sum, split, seed)[i].question for i in range(300) for seed in (0, 1)}
+        for split in ("train", "eval")
+    )
+    assert len(train) > 300
+    assert len(held_out) > 100
+    assert not train & held_out
+
+
+def test_access_is_random_and_bounded(chain_sum):
+    tasks = _tasks(chain_sum, "eval")
+    assert len(tasks) == 100_000
+    assert tasks[99_999].id == "chain_sum/eval/99999"
+    for index in (-1, 100_000):
+        with pytest.raises(IndexError):
+            tasks[index]
+
+
+def test_score_is_that_of_the_dataset(chain_sum):
+    task = _tasks(chain_sum)[3]
+    place = task.data["place"]
+    assert chain_sum.score(place, task.answer) == 1.0
+    assert chain_sum.score(place, f"{task.answer}.0") == 1.0
+    assert chain_sum.score(place, str(int(task.answer) + 1)) < 1.0
+
+
+@pytest.mark.parametrize(
+    "name", ["pool_matrix", "word_sorting", "gsm_symbolic", "family_relationships"]
+)
+def test_other_datasets_give_the_same_entry_again_and_leave_global_randomness_alone(name):
+    random.seed(5)
+    np.random.seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    options = {"size": 1000}
+    one, other = (reasoning_gym_tasks.Dataset(name, options) for _ in range(2))
+    for index in range(5):
+        task = _tasks(one)[index]
+        assert task == _tasks(other)[index]
+        assert one.score(task.data["place"], one.entry(task.data["place"])["answer"]) == 1.0
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_import_leaves_global_randomness_alone():
+    code = (
+        "import random\n"
+        "random.seed(1)\n"
+        "state = random.getstate()\n"
+        "from jaxrl_single.envs import reasoning_gym_tasks\n"
+        "reasoning_gym_tasks.load()\n"
+        "assert random.getstate() == state\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("chain_sun", {}, r"no such dataset; near are \['chain_sum'"),
+        ("chain_sum", {"terms": 3}, r"has \['terms'\]; 'chain_sum' knows .*'max_terms'"),
+        ("chain_sum", {"min_terms": 0}, "min_terms must be positive"),
+        ("word_ladder", {}, "do not suit the dataset 'word_ladder'"),
+    ],
+)
+def test_wrong_datasets_and_options_are_refused_in_words(name, options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        reasoning_gym_tasks.Dataset(name, options)
+
+
+def test_a_split_without_questions_is_an_error_and_not_an_endless_search():
+    dataset = reasoning_gym_tasks.Dataset("chain_sum", {"size": 1})
+    used = 1 if reasoning_gym_tasks._split_of(dataset.entry(0)["question"]) == "eval" else 0
+    with pytest.raises(ValueError, match="too few different ones"):
+        _tasks(dataset, ("eval", "train")[used])[0]
+
+
+def test_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ValueError, match=r"pip install 'jaxrl_single\[envs\]'"):
+        reasoning_gym_tasks.load()
