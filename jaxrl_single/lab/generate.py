@@ -16,16 +16,14 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import resource
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
 from jaxrl_single import wire, workdir
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.lab import prompts_file
+from jaxrl_single.lab import prompts_file, resumable
 from jaxrl_single.models import api, hf, hf_config
 from jaxrl_single.sampler import engine as engine_lib
 
@@ -34,12 +32,6 @@ _PREFILL_PAGES = 16  # per dispatch, of one prompt or several
 _CACHE_SIZES = (0.5,)  # a second cache for the time when answers are short, or few are left
 _DECODE_CHUNK = 8  # tokens; an ended answer keeps its slot for half a chunk on average
 _QUEUED = 2  # times the slots: answers under way, so that no slot waits for its next prompt
-
-Report = Callable[[int, int, str], None]  # (answers done, of, a line for people)
-
-
-class SettingsConflict(ValueError):
-    """The output belongs to a run with other settings; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +68,7 @@ def generate(
     *,
     num_slots: int = 64,
     dtype: str | None = None,
-    report: Report = lambda done, total, text: None,
+    report: resumable.Report = lambda done, total, text: None,
 ) -> dict[str, float]:
     """Answers all prompts that `output` does not answer yet.
 
@@ -96,7 +88,7 @@ def generate(
     """
     output = pathlib.Path(output)
     source = _Source.open(model, prompts, sampling, dtype)
-    _claim(output, source.settings())
+    resumable.claim(output, source.settings())
     total = len(source.prompts) * sampling.n
     done = {(line["index"], line["sample"]) for line in workdir.read_jsonl(output)}
     missing = [
@@ -112,7 +104,7 @@ def generate(
         num_slots = min(num_slots, total)
         engine = _engine(source, num_slots=num_slots)
         report(len(done), total, "compiling")
-        compile_s = _timed(engine.warm_up)
+        compile_s = resumable.timed(engine.warm_up)
         began = time.perf_counter()
         for prompt, sample, answer in _answers(engine, source, missing, _QUEUED * num_slots):
             workdir.append_jsonl(output, source.line(prompt, sample, answer))
@@ -125,7 +117,7 @@ def generate(
         "tokens_per_s": generated / seconds if seconds else 0.0,
         "generated_tokens": generated,
         "compile_s": compile_s,
-        "peak_rss_mb": _peak_rss_mb(),
+        "peak_rss_mb": resumable.peak_rss_mb(),
     }
 
 
@@ -251,44 +243,9 @@ def _answers(
             yield prompt, sample, future.result()
 
 
-def _claim(output: pathlib.Path, settings: dict[str, Any]) -> None:
-    """Refuses an output of other settings; notes them beside a new one."""
-    path = output.with_name(output.name + ".settings.json")
-    if not output.exists():
-        workdir.write_json(path, settings)
-        return
-    earlier = workdir.read_json(path)
-    if earlier is None:
-        raise SettingsConflict(
-            f"{output} exists, and no {path.name} says how it was made; choose another output"
-        )
-    odd = [
-        f"{name} was {earlier.get(name)!r}, now {settings.get(name)!r}"
-        for name in sorted({*earlier, *settings})
-        if earlier.get(name) != settings.get(name)
-    ]
-    if odd:
-        raise SettingsConflict(
-            f"{output} was made with other settings: {'; '.join(odd)}; "
-            "give the same ones to go on with it, or choose another output"
-        )
-
-
 def _put_in_order(output: pathlib.Path) -> None:
     lines = output.read_bytes().splitlines(keepends=True)
     records = workdir.read_jsonl(output)
     order = sorted(range(len(records)), key=lambda i: (records[i]["index"], records[i]["sample"]))
     if order != list(range(len(lines))):
         workdir.write_bytes(output, b"".join(lines[i] for i in order))
-
-
-def _timed(work: Callable[[], None]) -> float:
-    """Seconds that it takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def _peak_rss_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
