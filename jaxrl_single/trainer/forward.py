@@ -19,9 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_single.data import token_batch
-from jaxrl_single.models import api
+from jaxrl_single.models import api, platform
 from jaxrl_single.objectives import kl_budget
 from jaxrl_single.ops import logprobs as logprob_ops
+
+# Numbers at one time, of all rows. A backward pass holds a few arrays of this size; on CPU larger
+# ones are slower, too, because they leave the cache.
+_MOST_LOGITS = {"cpu": 2**24, "accelerator": 2**28}
 
 
 @jax.tree_util.register_dataclass
@@ -58,8 +62,8 @@ def policy_forward(
       policy: the model.
       params: of the policy.
       micro: a micro-batch, per-token arrays [B, T].
-      chunk: tokens per row whose logits exist at one time (with full_logprobs: those of all tokens
-        do).
+      chunk: tokens per row whose logits exist at one time, at most: there are fewer where the
+        vocabulary is large (with full_logprobs the logits of all tokens exist).
     """
     chex.assert_rank(micro.tokens, 2)
     hidden = _hidden(policy, params, micro)
@@ -77,8 +81,10 @@ def policy_forward(
     }
     if micro.full_logprobs is not None:
         ids["full_logprobs"] = None
+    table = policy.unembedding(params)
+    chunk = _affordable(chunk, len(hidden), table)
     found, entropies = logprob_ops.selected_logprobs(
-        hidden, policy.unembedding(params), tuple(ids.values()), temperature, chunk=chunk
+        hidden, table, tuple(ids.values()), temperature, chunk=chunk
     )
     outputs = {
         name: _align(array, micro.segment_ids) for name, array in zip(ids, found, strict=True)
@@ -102,7 +108,7 @@ def position_kl(
     Args:
       before, after: parameters of the policy.
       micro: a micro-batch, per-token arrays [B, T].
-      chunk: tokens per row whose logits exist at one time.
+      chunk: as in `policy_forward`.
     """
     hidden = [_hidden(policy, params, micro) for params in (before, after)]
     tables = [policy.unembedding(params) for params in (before, after)]
@@ -117,6 +123,7 @@ def position_kl(
         logprobs = logprob_ops.log_softmax(old, temperature[..., None])
         return kl_budget.position_kl(logprobs, new - old, temperature)
 
+    chunk = _affordable(chunk, len(micro.tokens), tables[0])
     chunks = logprob_ops.split((*hidden, temperature), 1, chunk, fill=1)
     found = logprob_ops.join(jax.lax.map(one_chunk, chunks), 1, micro.tokens.shape[1])
     return _align(found, micro.segment_ids)
@@ -150,6 +157,12 @@ def bootstrap_values(values_after: jax.Array, batch: token_batch.TokenBatch) -> 
 def _hidden(policy: api.Policy, params: dict[str, Any], micro: token_batch.TokenBatch) -> jax.Array:
     rows = (micro.tokens, micro.positions, micro.segment_ids)
     return policy.hidden(params, *rows, micro.expert_ids)
+
+
+def _affordable(chunk: int, num_rows: int, unembedding: jax.Array) -> int:
+    """`chunk`, or as many tokens of each row as memory has room for."""
+    room = _MOST_LOGITS["cpu" if platform.on_cpu() else "accelerator"]
+    return max(1, min(chunk, room // (num_rows * len(unembedding))))
 
 
 def _of_next(micro: token_batch.TokenBatch) -> tuple[jax.Array, jax.Array]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import trainer_cases as cases
@@ -144,3 +145,25 @@ def test_the_chunk_changes_nothing():
     whole = _jitted(policy, 24)(params, micro)
     parts = _jitted(policy, 5)(params, micro)
     cases.assert_close(whole, parts, atol=1e-6)
+
+
+def test_a_large_vocabulary_makes_chunks_smaller():
+    """Of 2^17 tokens of a vocabulary, 16 million logits at one time: 32 tokens of 4 rows."""
+    rows, length, size, vocab_size = 4, 80, 2, 2**17
+    policy = cases.policy_of(
+        hidden=lambda params, tokens, *_: jnp.zeros((*tokens.shape, size)),
+        unembedding=lambda params: params,
+    )
+    given = [cases.trajectory([0] + [1] * (length - 1), ticket=n) for n in range(rows)]
+    micro = token_batch.micro_batch(cases.pack(given, rows=rows, row_length=length), 0)
+    table = jax.ShapeDtypeStruct((vocab_size, size), jnp.float32)
+    jaxpr = jax.make_jaxpr(_jitted(policy, 1024))(table, micro).jaxpr
+    assert _over(vocab_size, jaxpr) == {(rows, 32)}
+
+
+def _over(vocab_size, jaxpr):
+    """Leading axes of all arrays whose last one is the vocabulary, inner jaxprs included."""
+    shapes = [variable.aval.shape for e in jaxpr.eqns for variable in e.outvars]
+    found = {shape[:-1] for shape in shapes if shape[-1:] == (vocab_size,) and len(shape) > 2}
+    inner = [j for e in jaxpr.eqns for j in jax.extend.core.jaxprs_in_params(e.params)]
+    return found.union(*(_over(vocab_size, j) for j in inner))
