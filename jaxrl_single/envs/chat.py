@@ -160,11 +160,6 @@ class CharChat:
         """The pieces of the text, markers among them, and `<end>`; ValueError on unknown ones."""
         return [*self.encode(text), self._end]
 
-    def observation_text(self, token_ids: Sequence[int]) -> str:
-        """The text without its markers."""
-        pieces = (self.piece(token_id) for token_id in token_ids)
-        return "".join(piece for piece in pieces if piece not in MARKERS)
-
     def encode(self, text: str) -> list[int]:
         """The pieces of the text, markers among them; ValueError on unknown ones."""
         return self._encode(_PIECE.findall(text), text)

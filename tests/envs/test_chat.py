@@ -80,9 +80,20 @@ def test_action_text_stops_at_end_and_bears_any_id(char_chat):
     assert "<unused0>" in char_chat.action_text(every_id)
 
 
-def test_observation_text_is_what_was_said(char_chat):
-    assert char_chat.observation_text(char_chat.prompt("(3-1)*2")) == "(3-1)*2"
-    assert char_chat.observation_text(char_chat.observation("error")) == "error"
+def test_a_dialogue_gives_the_ids_of_its_messages_in_order(char_chat):
+    dialogue = char_chat.dialogue()
+    assert dialogue.prompt("(37+58)*46") == char_chat.prompt("(37+58)*46")
+    assert dialogue.act(char_chat.action_ids("<call>37+58")) == "<call>37+58"
+    assert dialogue.observe("95") == chat.Observed(char_chat.observation("95"))
+
+
+def test_several_answers_are_several_messages_and_a_person_may_answer(char_chat):
+    first, second = char_chat.observation("95"), char_chat.observation("7")
+    observed = char_chat.dialogue().observe("95", "7")
+    assert observed == chat.Observed(first[:-1] + second)
+    assert char_chat.dialogue().observe("95", role="user").ids == char_chat.prompt("95")
+    with pytest.raises(ValueError, match=r"role is 'assistant', allowed are \('tool', 'user'\)"):
+        char_chat.dialogue().observe("95", role="assistant")
 
 
 @pytest.mark.parametrize("method", ["prompt", "observation", "action_ids"])
