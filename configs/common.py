@@ -155,7 +155,13 @@ def _sao() -> ConfigDict:
 def _model() -> ConfigDict:
     return ConfigDict(
         {
-            "size": "tiny_moe",  # a name in jaxrl_single/models/sizes.py
+            "size": "tiny_moe",  # a name in jaxrl_single/models/sizes.py, if there is no path
+            # A directory in Hugging Face layout, a GGUF file, or "package:NAME/FILE" of an
+            # installed package; its tokenizer and chat template come along.
+            "path": "",  # start from these weights; empty = random ones
+            "template_args": {},  # variables of its chat template: {"enable_thinking": False}
+            # segment: go on with what the template shows | append: with what was really said.
+            "on_rewrite": "segment",  # if the template shows the past otherwise than it was
             "dtype": "float32",  # of parameters and activations; losses are float32 always
             "remat": False,  # recompute activations in the backward pass: less memory, more time
         }

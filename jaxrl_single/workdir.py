@@ -8,6 +8,7 @@ status.json       where the run is now: `Status`
 metrics.jsonl     one line per stage and logged step
 evals.jsonl       one line per evaluation: `Eval`
 trajectories/     the store (store.py)
+tokenizer/        of the policy: tokenizer.json, and what else of text its checkpoint had
 samplers/         NAME.json: the URL of each sampler that listens
 tickets/          orders of the trainer to rollout
 weights/          published versions
@@ -66,6 +67,7 @@ class Workdir:
         self.metrics = self.root / "metrics.jsonl"
         self.evals = self.root / "evals.jsonl"
         self.trajectories = self.root / "trajectories"
+        self.tokenizer = self.root / "tokenizer"
         self.tickets = self.root / "tickets"
         self.samplers = self.root / "samplers"
         self.weights = self.root / "weights"

@@ -21,7 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 import tokenizers
 
-from jaxrl_single.models import hf_config
+from jaxrl_single.models import gguf, gguf_tokenizer, hf_config, pretrained
 
 Message = Mapping[str, Any]
 
@@ -108,16 +108,19 @@ class HfText:
         self.stop_token_ids = stop_token_ids
 
     @classmethod
-    def load(cls, directory: str | os.PathLike) -> HfText:
-        """Reads tokenizer.json, the chat template and the stop tokens of a checkpoint.
+    def load(cls, path: str | os.PathLike) -> HfText:
+        """Reads tokenizer, chat template and stop tokens of a checkpoint, or of a GGUF file.
 
-        The template is that of chat_template.jinja, else of tokenizer_config.json. The stop tokens
-        are those of generation_config.json or config.json, else the tokenizer's eos_token.
+        A directory has tokenizer.json. The template is that of chat_template.jinja, else of
+        tokenizer_config.json. The stop tokens are those of generation_config.json or config.json,
+        else the tokenizer's eos_token.
 
         Raises:
           ValueError: a file is missing or not in order.
         """
-        directory = pathlib.Path(directory)
+        directory = pretrained.locate(path)
+        if directory.is_file():
+            return cls._of_gguf(gguf.File(directory))
         tokenizer = _tokenizer(directory / "tokenizer.json")
         path = directory / "tokenizer_config.json"
         config = hf_config.read_object(path) if path.exists() else {}
@@ -132,6 +135,17 @@ class HfText:
             templates=_templates(directory, config),
             special_tokens=special,
             where=str(directory),
+        )
+
+    @classmethod
+    def _of_gguf(cls, file: gguf.File) -> HfText:
+        parts = gguf_tokenizer.read(file)
+        return cls(
+            parts.tokenizer,
+            stop_token_ids=parts.stop_token_ids,
+            templates=parts.templates,
+            special_tokens=parts.special_tokens,
+            where=str(file.path),
         )
 
     def encode(self, text: str) -> list[int]:

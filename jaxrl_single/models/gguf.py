@@ -1,7 +1,7 @@
 """GGUF files of llama.cpp, under the names of a Hugging Face checkpoint. No jax.
 
 One file holds the weights, quantized or not, the tokenizer (gguf_tokenizer.py) and facts of the
-model. Tensors are dequantized one by one, to float32. The package `gguf` does the reading.
+model. Tensors are dequantized one by one, to float32, by the package `gguf`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from jaxrl_single.models import gguf_header
 
 # Their architecture -> model_type of config.json.
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
@@ -60,12 +63,13 @@ _EXPERTS = {  # one tensor for all of them
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TURNED = re.compile(r"blk\.\d+\.attn_(q|k)\.")
 _FREQUENCIES = "rope_freqs.weight"
+_THETA = 10_000.0  # where a file does not say
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_LENGTH = 8192  # tokens of pretraining, the same for all releases so far
 
 
 class File:
-    """An open file; its metadata are in memory, its tensors are not.
+    """A file whose metadata are in memory, its tensors are not.
 
     Attributes:
       path: of the file.
@@ -76,13 +80,12 @@ class File:
         """Reads the metadata.
 
         Raises:
-          ValueError: the package gguf is missing, the file is torn, is one of several, or of a
-            family that our models do not compute.
+          ValueError: the file is torn, is one of several, or of a family that our models do not
+            compute.
           OSError: it cannot be read.
         """
         self.path = pathlib.Path(path)
-        self._gguf = _package(self.path)
-        self._reader = _open(self.path, self._gguf)
+        self._header = gguf_header.read(self.path)
         self._architecture = str(self.value("general.architecture"))
         if self._architecture not in FAMILIES:
             raise ValueError(
@@ -98,13 +101,7 @@ class File:
 
     def value(self, key: str, default: Any = None) -> Any:
         """Of the metadata: a number, a text, or a list of either; `default` where there is none."""
-        field = self._reader.get_field(key)
-        if field is None:
-            return default
-        found = field.contents()
-        if field.types[0] == self._gguf.GGUFValueType.FLOAT32:
-            return float(str(np.float32(found)))  # 1e-5, not the float64 that is nearest to it
-        return found
+        return self._header.values.get(key, default)
 
     def config(self) -> dict[str, Any]:
         """What config.json says of such a model, but for the tokens that end a text.
@@ -115,8 +112,9 @@ class File:
         keys = {name: f"{self._architecture}.{key}" for name, key in _FIELDS.items()}
         found = {name: self.value(key) for name, key in keys.items()}
         embedding = self.shape(_ENDS["token_embd.weight"])
-        return {
-            **{name: value for name, value in found.items() if value is not None},
+        theta = found["rope_theta"] or _THETA
+        facts = {
+            **found,
             **_ALWAYS.get(self.model_type, {}),
             "model_type": self.model_type,
             "vocab_size": embedding[0],
@@ -124,9 +122,11 @@ class File:
             # llama.cpp leaves an unembedding out that is the embedding.
             "tie_word_embeddings": _ENDS["output.weight"] not in self._places,
             "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._places,
-            "rope_scaling": self._scaling(found["rope_theta"]),
+            "rope_theta": theta,
+            "rope_scaling": self._scaling(theta),
             "dtype": "float32",
         }
+        return {name: value for name, value in facts.items() if value is not None}
 
     def names(self) -> set[str]:
         """Of all tensors, as a checkpoint has them; one without a counterpart keeps its own."""
@@ -141,8 +141,7 @@ class File:
         if name not in self._places:
             raise ValueError(f"{self.path}: the tensor {name} is missing")
         tensor, expert = self._places[name]
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        return shape if expert is None else shape[1:]
+        return self._shape_of(tensor, expert)
 
     def read(
         self, name: str, shape: tuple[int, ...], index: tuple[Any, ...] = (...,)
@@ -150,7 +149,8 @@ class File:
         """A part of a tensor, float32; the whole of it is dequantized.
 
         Raises:
-          ValueError: it has another shape, or is quantized in a way that gguf does not know.
+          ValueError: it has another shape, is quantized in a way that the package gguf does not
+            know, or that package is missing.
           OSError: the file cannot be read.
         """
         tensor, expert = self._places[name]
@@ -159,18 +159,19 @@ class File:
                 f"{self.path}: {name} has shape {list(self.shape(name))}, "
                 f"the metadata ask for {list(shape)}"
             )
-        try:
-            array = self._gguf.dequantize(self._bytes(tensor, expert), tensor.tensor_type)
-        except NotImplementedError as error:
-            raise ValueError(f"{self.path}: {tensor.name}: {error}") from error
+        array = self._numbers(tensor, expert)
         if self._architecture == "llama" and (found := _TURNED.match(tensor.name)):
             heads = "head_count" if found[1] == "q" else "head_count_kv"
             array = _in_halves(array, self.value(f"llama.attention.{heads}"))
         return array[index]
 
-    def _named(self):
+    @staticmethod
+    def _shape_of(tensor: gguf_header.Tensor, expert: int | None) -> tuple[int, ...]:
+        return tensor.shape if expert is None else tensor.shape[1:]
+
+    def _named(self) -> Iterator[tuple[str, tuple[gguf_header.Tensor, int | None]]]:
         """(name in a checkpoint, (their tensor, number of the expert or None))."""
-        for tensor in self._reader.tensors:
+        for tensor in self._header.tensors:
             in_layer = _IN_LAYER.fullmatch(tensor.name)
             if tensor.name == _FREQUENCIES:
                 continue
@@ -181,32 +182,36 @@ class File:
             if part in _PARTS:
                 yield f"model.layers.{layer}.{_PARTS[part]}.{kind}", (tensor, None)
                 continue
-            for expert in range(tensor.shape[-1]):
+            for expert in range(tensor.shape[0]):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{_EXPERTS[part]}.{kind}"
                 yield name, (tensor, expert)
 
-    def _bytes(self, tensor: Any, expert: int | None) -> np.ndarray:
-        """The tensor as it is stored, in its last axes."""
-        # Not by the reader's map of the file: its pages would count as memory of this process.
-        shape, offset = tensor.data.shape, tensor.data_offset
-        if expert is not None:
-            shape = shape[1:]
-            offset += expert * math.prod(shape) * tensor.data.itemsize
-        count = math.prod(shape)
-        return np.fromfile(self.path, tensor.data.dtype, count, offset=offset).reshape(shape)
+    def _numbers(self, tensor: gguf_header.Tensor, expert: int | None) -> np.ndarray:
+        """A tensor, or that of one expert, float32."""
+        package = _package(self.path)
+        shape, offset = self._shape_of(tensor, expert), tensor.offset
+        try:
+            kind = package.GGMLQuantizationType(tensor.kind)
+            per_block, block_bytes = package.GGML_QUANT_SIZES[kind]
+            stored = (*shape[:-1], shape[-1] // per_block * block_bytes)
+            offset += (expert or 0) * math.prod(stored)
+            # Not through a map of the file: its pages would count as memory of this process.
+            data = np.fromfile(self.path, np.uint8, math.prod(stored), offset=offset)
+            return package.dequantize(data.reshape(stored), kind)
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(f"{self.path}: {tensor.name}: {error}") from error
 
-    def _head_size(self) -> int:
-        size = self.value(f"{self._architecture}.attention.key_length")
-        if size is not None:
-            return size
-        heads = self.value(f"{self._architecture}.attention.head_count")
-        return self.value(f"{self._architecture}.embedding_length") // heads
+    def _head_size(self) -> int | None:
+        names = ("attention.key_length", "embedding_length", "attention.head_count")
+        size, width, heads = (self.value(f"{self._architecture}.{name}") for name in names)
+        return size if size or not (width and heads) else width // heads
 
     def _scaling(self, theta: float) -> dict[str, Any] | None:
         """The object rope_scaling of config.json."""
         prefix = f"{self._architecture}.rope.scaling"
-        if self._reader_has(_FREQUENCIES):
-            return self._llama3_scaling(theta)
+        stretched = [one for one in self._header.tensors if one.name == _FREQUENCIES]
+        if stretched:
+            return self._llama3_scaling(theta, self._numbers(stretched[0], None))
         kind = self.value(f"{prefix}.type", "none")
         if kind == "none":
             return None
@@ -221,10 +226,8 @@ class File:
             raise ValueError(f"{self.path}: {prefix}.attn_factor is not 1, which is not known here")
         return {"rope_type": kind} | {k: v for k, v in values.items() if v is not None}
 
-    def _llama3_scaling(self, theta: float) -> dict[str, Any]:
+    def _llama3_scaling(self, theta: float, stored: np.ndarray) -> dict[str, Any]:
         """llama.cpp keeps a factor for each frequency, and not what they were computed from."""
-        (tensor,) = [t for t in self._reader.tensors if t.name == _FREQUENCIES]
-        stored = np.asarray(tensor.data, np.float32)
         factor = float(stored.max())
         frequencies = theta ** (-np.arange(stored.size) / stored.size)
         turns = _LLAMA3_LENGTH * frequencies / (2 * math.pi)
@@ -241,9 +244,6 @@ class File:
             "original_max_position_embeddings": _LLAMA3_LENGTH,
             **_LLAMA3,
         }
-
-    def _reader_has(self, name: str) -> bool:
-        return any(tensor.name == name for tensor in self._reader.tensors)
 
 
 def _in_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
@@ -264,12 +264,3 @@ def _package(path: pathlib.Path) -> ModuleType:
             'install it with: pip install "jaxrl_single[gguf]"'
         ) from error
     return gguf
-
-
-def _open(path: pathlib.Path, package: ModuleType) -> Any:
-    with path.open("rb"):  # a missing file is told as such
-        pass
-    try:
-        return package.GGUFReader(path)
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise ValueError(f"{path}: torn or no GGUF file ({error})") from error

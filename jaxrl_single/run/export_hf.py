@@ -50,7 +50,7 @@ def export(paths: workdir.Workdir, output: str, version: int | None = None) -> i
         params,
         context_length=config.env.max_tokens,
         stop_token_ids=language.stop_token_ids,
-        tokenizer=paths.root / "tokenizer.json",
+        tokenizer=paths.tokenizer,
     )
     return version
 

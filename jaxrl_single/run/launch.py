@@ -10,9 +10,11 @@ import ml_collections
 
 from jaxrl_single import workdir
 from jaxrl_single.envs import table as env_table
+from jaxrl_single.models import pretrained
 from jaxrl_single.report import progress, summary
 from jaxrl_single.run import child_process
 from jaxrl_single.stages import addresses
+from jaxrl_single.stages import world as world_lib
 from jaxrl_single.supervise import check_config, child, devices, lock, processes, workdir_config
 
 _FOR_PEOPLE = (
@@ -30,6 +32,7 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
     try:
         check_config.check(config)
         _check_world(config)
+        _check_model(config)
         _check_algorithm(config)
         plan = _plan_devices(config)
         paths, _ = workdir.create(root)
@@ -56,6 +59,7 @@ def dry_run(config: ml_collections.ConfigDict) -> int:
     try:
         check_config.check(config)
         _check_world(config)
+        _check_model(config)
         _check_algorithm(config)
         from jaxrl_single.stages import plan  # imports jax
 
@@ -77,6 +81,26 @@ def _check_world(config: ml_collections.ConfigDict) -> None:
             spec.make_tasks(section, split, config.seed)[0]
     except (ValueError, OSError) as error:
         raise check_config.ConfigError(f"env: {error}") from error
+
+
+def _check_model(config: ml_collections.ConfigDict) -> None:
+    """The checkpoint that the run starts from: its family, tensors and text; nothing is loaded."""
+    if not config.model.path:
+        return
+    try:
+        checkpoint = pretrained.open_checkpoint(config.model.path, dtype=config.model.dtype)
+        world_lib.make_language(config)
+    except (ValueError, OSError) as error:
+        raise check_config.ConfigError(f"model.path: {error}") from error
+    if config.env.max_tokens > checkpoint.description.context_length:
+        raise check_config.ConfigError(
+            f"env.max_tokens is {config.env.max_tokens}, and {checkpoint.path} was made for "
+            f"{checkpoint.description.context_length} tokens"
+        )
+    if config.sampler.record_experts and not checkpoint.config.num_experts:
+        raise check_config.ConfigError(
+            f"sampler.record_experts is on, but {checkpoint.path} has no experts; turn it off"
+        )
 
 
 def _check_algorithm(config: ml_collections.ConfigDict) -> None:

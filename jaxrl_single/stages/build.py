@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,7 @@ from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import table as algorithm_table
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, token_batch
-from jaxrl_single.models import api, sizes
+from jaxrl_single.models import api, pretrained, sizes
 from jaxrl_single.models import config as model_config
 from jaxrl_single.trainer import optim
 
@@ -22,16 +23,31 @@ from jaxrl_single.trainer import optim
 def models(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[api.Policy, api.Critic]:
     """Policy and critic of the same shape.
 
+    Args:
+      vocab_size: of the run's language.
+
     Raises:
-      ValueError: unknown size or dtype.
+      ValueError: unknown size or dtype, or a checkpoint that our model does not compute.
+      OSError: the checkpoint cannot be read.
     """
-    shape = sizes.get(
-        config.model.size,
-        vocab_size=vocab_size,
-        dtype=config.model.dtype,
-        remat=config.model.remat,
-    )
+    shape = model_shape(config, vocab_size)
     return api.build_policy(shape), api.build_critic(shape)
+
+
+def model_shape(config: ml_collections.ConfigDict, vocab_size: int) -> model_config.ModelConfig:
+    """The shape of `config.model`; see `models`."""
+    section = config.model
+    if not section.path:
+        return sizes.get(
+            section.size, vocab_size=vocab_size, dtype=section.dtype, remat=section.remat
+        )
+    shape = pretrained.describe(section.path, dtype=section.dtype).model
+    if vocab_size > shape.vocab_size:
+        raise ValueError(
+            f"{section.path}: the tokenizer has ids up to {vocab_size - 1}, the embedding "
+            f"{shape.vocab_size} rows; they do not belong together"
+        )
+    return dataclasses.replace(shape, remat=section.remat)
 
 
 def algorithm(config: ml_collections.ConfigDict) -> row_lib.Algorithm:
@@ -72,7 +88,7 @@ def routing(
     if not config.sampler.record_experts:
         return None
     return packing.Routing(
-        num_layers=shape.num_layers,
+        num_layers=shape.num_moe_layers,
         experts_per_token=shape.experts_per_token,
         num_experts=shape.num_experts,
     )

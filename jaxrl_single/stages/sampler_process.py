@@ -19,7 +19,7 @@ import jax
 import ml_collections
 
 from jaxrl_single import types, workdir
-from jaxrl_single.envs import chat, chat_text
+from jaxrl_single.data import text as text_lib
 from jaxrl_single.models import api
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler.service import access
@@ -59,7 +59,7 @@ def run(
       ValueError: the trainer's weights do not fit the model of the config.
     """
     world = world_lib.make(config)
-    engines = _make_engines(config, paths, world.language)
+    engines = _make_engines(config, paths, world)
     try:
         asyncio.run(_serve(config, paths, world, engines, name, stopping=stopping, beat=beat))
     finally:
@@ -119,13 +119,11 @@ def read_stats(paths: workdir.Workdir) -> dict[str, float]:
 
 
 def _make_engines(
-    config: ml_collections.ConfigDict, paths: workdir.Workdir, language: chat.Chat
+    config: ml_collections.ConfigDict, paths: workdir.Workdir, world: world_lib.World
 ) -> engines_lib.Engines:
     """Compiles with random weights, while the trainer still makes the first version."""
-    policy, _ = build.models(config, language.vocab_size)
-    make = functools.partial(
-        make_engine, config, policy, text_of=chat_text.CharText(language).decode
-    )
+    policy, _ = build.models(config, world.language.vocab_size)
+    make = functools.partial(make_engine, config, policy, text_of=world.text.decode)
     weights = filesystem.FileWeights(weights_directory(config, paths), workdir.run_id_of(paths))
     if config.rollout.client == "vllm":
         following = vllm_sampler.make(config, paths, policy)
@@ -161,8 +159,7 @@ async def _serve(
             beat()
             await asyncio.sleep(_FOLLOW_S)
         if config.rollout.client == "http":
-            text = chat_text.CharText(world.language)
-            await _serve_http(config, paths, text, engines, name, ended=ended, beat=beat)
+            await _serve_http(config, paths, world.text, engines, name, ended=ended, beat=beat)
         else:
             await rollout_process.make_scheduler(config, paths, world, client_for, beat=beat).run(
                 ended
@@ -178,7 +175,7 @@ async def _serve(
 async def _serve_http(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
-    text: chat_text.CharText,
+    text: text_lib.Text,
     engines: engines_lib.Engines,
     name: str,
     *,
@@ -194,7 +191,7 @@ async def _serve_http(
         max_waiting=config.sampler.max_waiting,
         idle_s=config.sampler.idle_s,
         max_tokens_limit=config.env.max_tokens,
-        model_name=config.model.size,
+        model_name=config.model.path or config.model.size,
         max_top_logprobs=build.record(config).topk,
     )
     try:

@@ -32,12 +32,14 @@ class Placement:
 
     Attributes:
       state: puts a ModelState or TrainState.
+      parameters: shapes of parameters -> their shardings.
       batch: puts a TokenBatch.
       shardings: state -> its shardings; None on one device.
       mesh: None on one device.
     """
 
     state: Callable[[Any], Any]
+    parameters: Callable[[api.Params], api.Params]
     batch: Callable[[token_batch.TokenBatch], token_batch.TokenBatch]
     shardings: Callable[[Any], Any]
     mesh: jax.sharding.Mesh | None
@@ -51,8 +53,10 @@ def placement(config: ml_collections.ConfigDict) -> Placement:
     """
     sizes = config.trainer.mesh.to_dict()
     if math.prod(sizes.values()) == 1:
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return Placement(
             state=lambda state: state,
+            parameters=lambda params: jax.tree.map(lambda _: device, params),
             batch=jax.device_put,
             shardings=lambda state: None,
             mesh=None,
@@ -60,6 +64,7 @@ def placement(config: ml_collections.ConfigDict) -> Placement:
     mesh = mesh_lib.make_mesh(sizes)
     return Placement(
         state=functools.partial(mesh_lib.put_state, mesh=mesh),
+        parameters=functools.partial(mesh_lib.parameter_shardings, mesh=mesh),
         batch=functools.partial(mesh_lib.put_batch, mesh=mesh),
         shardings=functools.partial(mesh_lib.state_shardings, mesh=mesh),
         mesh=mesh,

@@ -25,6 +25,7 @@ from jaxrl_single.models import api
 from jaxrl_single.stages import (
     build,
     gate,
+    initial,
     records,
     rl,
     rollouts,
@@ -83,7 +84,7 @@ class Trainer:
         self._beat = beat
         self._compilations = compilations.CompilationCounter()
         self.world = world_lib.make(config)
-        self.world.language.save(paths.root / "tokenizer.json")
+        world_lib.save_text(config, self.world, paths.tokenizer)
         self.policy, self.critic = build.models(config, self.world.language.vocab_size)
         self.algorithm = build.algorithm(config)
         self.pack = build.packer(config)
@@ -119,31 +120,37 @@ class Trainer:
 
     def _warm_start(self) -> api.Params:
         checkpoints = self._checkpoints("warm_start")
-        params = self.policy.init(jax.random.key(self.config.seed))
+        shapes = initial.abstract_params(self.policy.init, self.placement.parameters)
         section = self.config.warm_start
         if checkpoints.latest_step() is not None:
-            return checkpoints.restore(params)[0]
+            return checkpoints.restore(shapes)[0]
         if section.workdir:
-            params = trainer_parts.warm_policy_of(section.workdir, params)
-        elif section.num_steps:
-            self._say("warm_start", 0, section.num_steps, "playing demonstrations")
-            demos = warm_start.demonstrations(
-                self.world,
-                count=section.num_demonstrations,
-                mistake_rate=section.mistake_rate,
-                seed=self.config.seed,
-            )
-            params = warm_start.train(
-                self.policy,
-                params,
-                demos,
-                section,
-                build.packer(self.config, num_trajectories=section.batch_size),
-                seed=self.config.seed,
-                report=functools.partial(self._report, "warm_start", section.num_steps),
-            )
+            params = trainer_parts.warm_policy_of(section.workdir, shapes)
+        else:
+            params = initial.policy_params(self.config, self.policy, self.placement.parameters)
+            if section.num_steps:
+                params = self._imitate(params)
         checkpoints.save(section.num_steps, params, {})
         return params
+
+    def _imitate(self, params: api.Params) -> api.Params:
+        section = self.config.warm_start
+        self._say("warm_start", 0, section.num_steps, "playing demonstrations")
+        demos = warm_start.demonstrations(
+            self.world,
+            count=section.num_demonstrations,
+            mistake_rate=section.mistake_rate,
+            seed=self.config.seed,
+        )
+        return warm_start.train(
+            self.policy,
+            params,
+            demos,
+            section,
+            build.packer(self.config, num_trajectories=section.batch_size),
+            seed=self.config.seed,
+            report=functools.partial(self._report, "warm_start", section.num_steps),
+        )
 
     def _value_pretraining(
         self, checkpoints: checkpoint_lib.Checkpoints, policy_params: api.Params
@@ -213,7 +220,8 @@ class Trainer:
     def _resume_rl(
         self, checkpoints: checkpoint_lib.Checkpoints, policy_params: api.Params
     ) -> state_lib.TrainState:
-        critic_params = self.critic.init(jax.random.key(self.config.seed))
+        key = jax.random.key(self.config.seed)
+        critic_params = initial.random_params(self.critic.init, key, self.placement.parameters)
         state, metadata = checkpoints.restore(self._fresh_state(policy_params, critic_params))
         self._restore_rollouts(metadata, state.policy_params)
         return state
@@ -295,7 +303,7 @@ class Trainer:
     def _loop(
         self, checkpoints: checkpoint_lib.Checkpoints, state: state_lib.TrainState
     ) -> rl.Loop:
-        recorded = build.record(self.config).widths(self.world.language.vocab_size)
+        recorded = build.record(self.config).widths(self.policy.config.vocab_size)
         return rl.Loop(
             config=self.config,
             rollouts=self.rollouts,

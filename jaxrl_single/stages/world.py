@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 
 import ml_collections
 
 from jaxrl_single import types
-from jaxrl_single.envs import base, chat
+from jaxrl_single.data import text as text_lib
+from jaxrl_single.envs import base, chat, chat_text, prompt
 from jaxrl_single.envs import table as env_table
-from jaxrl_single.rollout import episode
+from jaxrl_single.models import pretrained
+from jaxrl_single.rollout import episode, text_chat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +23,9 @@ class World:
     Attributes:
       make_env: makes the environment of one episode.
       make_script: a scripted player for demonstrations, or None.
-      language: text <-> token ids.
+      language: text <-> token ids, of the checkpoint that the run starts from, or else of the
+        environment.
+      text: the same for whoever asks a sampler.
       train_tasks, eval_tasks: random access; no question is in both.
       rl_tasks: those of the training tasks that the policy itself plays; demonstrations may be of
         all.
@@ -30,6 +35,7 @@ class World:
     make_env: Callable[[], base.Env]
     make_script: env_table.MakeScript | None
     language: chat.Chat
+    text: text_lib.Text
     train_tasks: Sequence[types.Task]
     rl_tasks: Sequence[types.Task]
     eval_tasks: Sequence[types.Task]
@@ -40,15 +46,18 @@ def make(config: ml_collections.ConfigDict) -> World:
     """The world of the config.
 
     Raises:
-      ValueError, OSError: unknown environment, bad options, a missing or malformed tasks file.
+      ValueError, OSError: unknown environment, bad options, a missing or malformed tasks file, or
+        a checkpoint whose text is not in order.
     """
     spec = env_table.get(config.env.name)
     section = config.env.to_dict()
+    language, text = make_language(config)
     train_tasks = spec.make_tasks(section, "train", config.seed)
     return World(
         make_env=spec.make_env(section),
         make_script=spec.make_script and spec.make_script(section),
-        language=spec.make_chat(),
+        language=language,
+        text=text,
         train_tasks=train_tasks,
         rl_tasks=_first(train_tasks, config.env.num_train_tasks),
         eval_tasks=spec.make_tasks(section, "eval", config.seed),
@@ -58,6 +67,38 @@ def make(config: ml_collections.ConfigDict) -> World:
             max_tokens=config.env.max_tokens,
         ),
     )
+
+
+def make_language(config: ml_collections.ConfigDict) -> tuple[chat.Chat, text_lib.Text]:
+    """The language of the run's episodes, and of what is asked and answered besides.
+
+    Raises:
+      ValueError, OSError: no tokenizer or chat template, or one that is not in order.
+    """
+    spec = env_table.get(config.env.name)
+    if not config.model.path:
+        language = spec.make_chat()
+        return language, chat_text.CharText(language)
+    text = text_lib.HfText.load(config.model.path)
+    section = config.env.to_dict()
+    told = spec.make_prompt(section) if spec.make_prompt else prompt.PromptSpec()
+    language = text_chat.TextChat(
+        text,
+        system=told.system,
+        tools=told.tools,
+        template_args=config.model.template_args.to_dict(),
+        on_rewrite=config.model.on_rewrite,
+    )
+    return language, text
+
+
+def save_text(config: ml_collections.ConfigDict, world: World, directory: pathlib.Path) -> None:
+    """Writes the tokenizer of a run, and what else of text its checkpoint has."""
+    directory.mkdir(exist_ok=True)
+    if config.model.path:
+        pretrained.write_text(pretrained.locate(config.model.path), directory)
+    else:
+        world.language.save(directory / "tokenizer.json")
 
 
 def _first(tasks: Sequence[types.Task], count: int) -> Sequence[types.Task]:

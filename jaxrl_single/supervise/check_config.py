@@ -20,6 +20,7 @@ CHOICES = {
     "rollout.client": ("in_process", "http", "vllm"),
     "rollout.on_limit": ("terminal", "bootstrap", "mask"),
     "model.dtype": ("float32", "bfloat16"),
+    "model.on_rewrite": ("segment", "append"),
     "policy_optimizer.decay": ("linear", "cosine"),
     "critic_optimizer.decay": ("linear", "cosine"),
 }
@@ -202,7 +203,7 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
         )
     if config.mode == "local" and config.rl.max_staleness == 0:
         yield "rl.max_staleness is 0, which asynchronous training can't meet; use mode=sync"
-    shape = sizes.SIZES.get(config.model.size)
+    shape = None if config.model.path else sizes.SIZES.get(config.model.size)
     if sampler.record_experts and shape is not None and not shape.num_experts:
         yield (
             f"sampler.record_experts is on, but model.size {config.model.size!r} has no experts; "

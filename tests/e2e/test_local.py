@@ -43,7 +43,7 @@ def test_asynchronous_run_spans_versions_in_two_processes(tmp_path):
     runs.finish(process, workdir)
     check_sound(workdir)
     assert not any(runs.alive(pid) for pid in pids.values())
-    assert (workdir / "tokenizer.json").exists()
+    assert (workdir / "tokenizer" / "tokenizer.json").exists()
     # The same command again finds everything done and trains nothing.
     before = runs.inspect(workdir)
     runs.run(workdir, *STEPS)

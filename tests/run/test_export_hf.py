@@ -22,7 +22,7 @@ def run(tmp_path_factory):
     config = tiny_sao.get_config("tiny")
     workdir_config.check(paths, config.to_dict())
     language = world_lib.make(config).language
-    language.save(paths.root / "tokenizer.json")
+    world_lib.save_text(config, world_lib.make(config), paths.tokenizer)
     policy, _ = build.models(config, language.vocab_size)
     leaves = jax.eval_shape(policy.init, jax.random.key(0))
     weights, published = filesystem.FileWeights(paths.weights, run_id), {}
