@@ -1,12 +1,14 @@
 """The functional boundary: models as pure functions over plain nested dicts of arrays.
 
 Nothing above this file sees a module. Parameters are nested dicts whose paths read like
-`layers/attention/q_proj`; leaves under `layers` carry a leading axis of the L layers:
+`layers/attention/q_proj`; leaves under `layers` carry a leading axis of the L layers, or of the
+last ones, with experts, where `dense_layers` are those before:
 
   embedding/table [V, D]          final_norm/scale [D]          unembedding/table [V, D] (untied)
   layers/attention_norm/scale     layers/attention/{q,k,v,o}_proj, {q,k,v}_bias, {q,k}_norm/scale
   layers/mlp_norm/scale           layers/mlp/{gate,up,down}
-                                  or layers/router/kernel, layers/experts/{gate,up,down}
+                                  or layers/router/{kernel,bias}, layers/experts/{gate,up,down},
+                                  layers/shared_experts/{gate,up,down}
   value_head/{kernel,bias} (critic only)
 """
 
@@ -41,8 +43,8 @@ class Policy:
         t. Attention is causal and stays within equal `segment_ids`; 0 is padding, where tokens and
         positions may be anything and the output is finite but meaningless. `positions` count
         from 0 in each segment. `expert_ids` int [B, T, L, k] replays the experts that each token
-        took in each layer; the weights of the experts are the router's own, and so is its
-        gradient. -1: the router chooses for this token itself.
+        took in each of the L layers that have some; the weights of the experts are the router's
+        own, and so is its gradient. -1: the router chooses for this token itself.
       unembedding: params -> [V, D]; logits are hidden @ unembedding.T.
       serving: params -> serving, the form of the parameters that `prefill` and `decode` read; a
         copy, made once per version of the weights (see models/serving.py).
@@ -67,7 +69,8 @@ class Policy:
         meaningless logits. A slot's numbers depend, bitwise, neither on the other slots nor on P
         nor on where its pages lie.
 
-    The expert ids are -1 where no token was read; k is 0 in dense models.
+    The expert ids are -1 where no token was read; L counts the layers that have experts, and L and
+    k are 0 in dense models.
     """
 
     config: config_lib.ModelConfig

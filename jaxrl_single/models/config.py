@@ -6,6 +6,7 @@ import dataclasses
 
 DTYPES = ("float32", "bfloat16")
 MOE_FORMS = ("dense", "ragged", "blocks")
+ROUTERS = ("softmax", "sigmoid")
 ROPE_KINDS = ("linear", "dynamic", "llama3", "yarn")
 
 
@@ -62,9 +63,16 @@ class ModelConfig:
       head_size: H, even because rotary positions turn pairs.
       d_ff: F, hidden width of the MLP, or of each expert.
       num_experts: E; 0 makes a dense model.
-      experts_per_token: experts that each token passes through; their weights sum to 1.
+      experts_per_token: experts that each token passes through.
+      router: one of ROUTERS, how logits become the weights of experts; see models/moe.py.
+      normalize_experts: the weights of the experts of a token are divided by their sum.
+      expert_scale: and multiplied by this.
+      num_shared_experts: experts that every token passes through besides, with weight 1.
+      num_dense_layers: layers before those with experts; they have an MLP.
+      dense_d_ff: hidden width of those.
       qk_norm: RMSNorm of each query and key head before it is turned.
       attention_bias: of the projections to queries, keys and values.
+      rotary_fraction: share of each query and key head that turns, the first part of it.
       rope_theta: base of the rotary wavelengths.
       rope_scaling: how they stretch; None = they do not.
       norm_eps: added to the mean square in every RMSNorm.
@@ -84,8 +92,15 @@ class ModelConfig:
     d_ff: int
     num_experts: int = 0
     experts_per_token: int = 0
+    router: str = "softmax"
+    normalize_experts: bool = True
+    expert_scale: float = 1.0
+    num_shared_experts: int = 0
+    num_dense_layers: int = 0
+    dense_d_ff: int = 0
     qk_norm: bool = True
     attention_bias: bool = False
+    rotary_fraction: float = 1.0
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
@@ -103,23 +118,59 @@ class ModelConfig:
             self.num_heads > 0 and self.num_heads % self.num_kv_heads == 0,
             f"num_heads {self.num_heads}, must be a multiple of num_kv_heads {self.num_kv_heads}",
         )
-        _require(self.head_size % 2 == 0, f"head_size {self.head_size}, must be even")
+        self._check_rotation()
+        self._check_experts()
+
+    @property
+    def queries_per_kv(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def rotary_size(self) -> int:
+        """R, entries of a query or key head that turn; even because pairs turn."""
+        return int(self.head_size * self.rotary_fraction)
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts; they come last."""
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
+
+    def _check_rotation(self) -> None:
+        least = 4 if self.rope_scaling is not None and self.rope_scaling.kind == "dynamic" else 2
+        _require(
+            0 < self.rotary_fraction <= 1
+            and self.rotary_size >= least
+            and self.rotary_size % 2 == 0,
+            f"{self.rotary_size} entries of a head turn (head_size {self.head_size}, "
+            f"rotary_fraction {self.rotary_fraction}), must be even and lie in {least} .. "
+            f"{self.head_size}",
+        )
+
+    def _check_experts(self) -> None:
+        _require(self.router in ROUTERS, f"router {self.router!r}, allowed are {ROUTERS}")
         allowed = (1, self.num_experts) if self.num_experts else (0, 0)
         _require(
             allowed[0] <= self.experts_per_token <= allowed[1],
             f"experts_per_token {self.experts_per_token} with num_experts {self.num_experts}, "
             f"must lie in {allowed[0]} .. {allowed[1]}",
         )
-        scaling = self.rope_scaling
+        most = self.num_layers - 1 if self.num_experts else 0
         _require(
-            scaling is None or scaling.kind != "dynamic" or self.head_size > 2,
-            f"head_size {self.head_size}, must be above 2 for dynamic rope scaling",
+            0 <= self.num_dense_layers <= most,
+            f"num_dense_layers {self.num_dense_layers} with num_experts {self.num_experts} and "
+            f"num_layers {self.num_layers}, must lie in 0 .. {most}",
         )
-
-    @property
-    def queries_per_kv(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.num_heads // self.num_kv_heads
+        _require(
+            self.dense_d_ff > 0 or not self.num_dense_layers,
+            f"dense_d_ff {self.dense_d_ff} with num_dense_layers {self.num_dense_layers}, "
+            "must be positive",
+        )
+        _require(
+            self.num_shared_experts == 0 or (self.num_experts > 0 < self.num_shared_experts),
+            f"num_shared_experts {self.num_shared_experts} with num_experts {self.num_experts}, "
+            "must be 0 without experts, and never negative",
+        )
 
 
 def _require(holds: bool, problem: str) -> None:

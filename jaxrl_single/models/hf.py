@@ -98,7 +98,7 @@ def write(
     Args:
       directory: must not exist yet.
       description: what config.json says.
-      found: name and array of each tensor in the dtype of the description, sorted by name.
+      found: name and array of each tensor, sorted by name.
       write_text: puts the tokenizer into a directory.
       is_critic: with a value head in the place of the unembedding.
       max_shard_bytes: of one file.
@@ -117,8 +117,7 @@ def write(
     try:
         hf_files.write(
             writing,
-            {name: place.shape for name, place in places.items()},
-            description.model.dtype,
+            places,
             found,
             max_shard_bytes=max_shard_bytes,
         )
@@ -156,7 +155,8 @@ def _checked(
     """Our leaves by path, after their names, shapes and dtypes were found right."""
     flat = param_tree.flatten(params)
     shapes = hf_names.leaf_shapes(config, critic=is_critic)
-    expected = {path: (shape, np.dtype(config.dtype)) for path, shape in shapes.items()}
+    dtypes = hf_names.leaf_dtypes(config, critic=is_critic)
+    expected = {path: (shape, np.dtype(dtypes[path])) for path, shape in shapes.items()}
     found = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in flat.items()}
     odd = sorted(path for path in expected | found if expected.get(path) != found.get(path))
     if odd:

@@ -22,11 +22,13 @@ class Description:
       model: its shape.
       context_length: most tokens of a sequence that it was made for.
       stop_token_ids: generation ends after one of these; empty if no file names any.
+      unread: beginnings of names of tensors that are no part of our model.
     """
 
     model: config_lib.ModelConfig
     context_length: int
     stop_token_ids: tuple[int, ...]
+    unread: tuple[str, ...] = ()
 
 
 _CONTEXT = "max_position_embeddings"
@@ -49,8 +51,9 @@ def read(directory: pathlib.Path, *, dtype: str | None = None) -> Description:
       OSError: the file cannot be read.
     """
     path = directory / "config.json"
-    model, context_length = parse(path, read_object(path), dtype=dtype)
-    return Description(model, context_length, stop_token_ids(directory))
+    found = read_object(path)
+    model, context_length = parse(path, found, dtype=dtype)
+    return Description(model, context_length, stop_token_ids(directory), _unread(found, model))
 
 
 def parse(
@@ -82,6 +85,14 @@ def parse(
         moe_form="dense" if fields.get("num_experts", 0) <= _MANY_EXPERTS else "ragged",
     )
     return model, context_length
+
+
+def _unread(found: Mapping[str, Any], model: config_lib.ModelConfig) -> tuple[str, ...]:
+    """Names of the layers behind the last one begin with these."""
+    field = hf_families.FAMILIES[found["model_type"]].more_layers
+    count = found.get(field) or 0
+    numbers = range(model.num_layers, model.num_layers + count)
+    return tuple(f"model.layers.{number}." for number in numbers)
 
 
 def is_critic(directory: pathlib.Path) -> bool:
@@ -141,6 +152,8 @@ def to_json(description: Description, *, is_critic: bool = False) -> dict[str, A
     }
     if is_critic:
         written["num_labels"] = 1
+    if family.more_layers:
+        written[family.more_layers] = 0
     written |= dict.fromkeys(_DTYPE, config.dtype)
     values = [(name, only) for name, only, _ in family.fixed]
     values += [

@@ -24,6 +24,7 @@ class Tensor:
       name: of theirs, such as "model.layers.{layer}.mlp.up_proj.weight".
       axes: their shape in letters of `dimensions`.
       transposed: our matrices are [in, out], those of torch [out, in].
+      dtype: of both, whatever the rest of the model has; "" = as the rest.
       when: it exists where this field of ModelConfig is not false or 0; "" = always.
     """
 
@@ -31,6 +32,7 @@ class Tensor:
     name: str
     axes: str
     transposed: bool = False
+    dtype: str = ""
     when: str = ""
 
 
@@ -44,6 +46,8 @@ class Family:
       implied: our ModelConfig field -> its value in this family, which config.json does not say.
       absent: our ModelConfig field -> its value where config.json lacks it, given those before it.
       fixed: (field, the only value that our model computes, value where the field is absent).
+      more_layers: field with the number of layers behind the last one, which predict further tokens
+        for speculative decoding. They are not read, and 0 is written. "" = there are none.
       tensors: of the decoder, without the unembedding.
     """
 
@@ -56,6 +60,7 @@ class Family:
     absent: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(
         default_factory=dict
     )
+    more_layers: str = ""
 
 
 UNEMBEDDING = Tensor("unembedding/table", "lm_head.weight", "VD")
@@ -117,18 +122,22 @@ def _attention(path: str) -> tuple[Tensor, ...]:
     )
 
 
-def _gated(path: str, name: str) -> tuple[Tensor, ...]:
-    """The three matrices of a gated MLP."""
-    return (
-        Tensor(f"{path}/gate", f"{name}.gate_proj.weight", "FD", transposed=True),
-        Tensor(f"{path}/up", f"{name}.up_proj.weight", "FD", transposed=True),
-        Tensor(f"{path}/down", f"{name}.down_proj.weight", "DF", transposed=True),
+def _gated(path: str, name: str, width: str = "F", *, when: str = "") -> tuple[Tensor, ...]:
+    """The three matrices of a gated MLP whose hidden width is a letter of `dimensions`."""
+    parts = {"gate": width + "D", "up": width + "D", "down": "D" + width}
+    return tuple(
+        Tensor(f"{path}/{part}", f"{name}.{part}_proj.weight", axes, transposed=True, when=when)
+        for part, axes in parts.items()
     )
 
 
 _ENDS = (
     Tensor("embedding/table", "model.embed_tokens.weight", "VD"),
     Tensor("final_norm/scale", "model.norm.weight", "D"),
+)
+_EXPERTS = (
+    Tensor("layers/router/kernel", _LAYER + "mlp.gate.weight", "ED", transposed=True),
+    *_gated("layers/experts", _LAYER + "mlp.experts.{expert}"),
 )
 _DENSE_TENSORS = (*_ENDS, *_attention("layers"), *_gated("layers/mlp", _LAYER + "mlp"))
 
@@ -147,21 +156,17 @@ _QWEN3_MOE = Family(
         "d_ff": ("moe_intermediate_size",),
         "num_experts": ("num_experts", "num_local_experts"),
         "experts_per_token": ("num_experts_per_tok",),
+        "normalize_experts": ("norm_topk_prob",),
     },
+    absent={"normalize_experts": lambda fields: False},
     fixed=(
         *_FIXED,
         _NO_BIAS,
         _NO_WINDOW,
-        ("norm_topk_prob", True, False),
         ("decoder_sparse_step", 1, 1),
         ("mlp_only_layers", [], []),
     ),
-    tensors=(
-        *_ENDS,
-        *_attention("layers"),
-        Tensor("layers/router/kernel", _LAYER + "mlp.gate.weight", "ED", transposed=True),
-        *_gated("layers/experts", _LAYER + "mlp.experts.{expert}"),
-    ),
+    tensors=(*_ENDS, *_attention("layers"), *_EXPERTS),
 )
 _QWEN2 = Family(
     model_type="qwen2",
@@ -181,7 +186,54 @@ _LLAMA = Family(
     fixed=(*_FIXED, _NO_BIAS, ("mlp_bias", False, False)),
     tensors=_DENSE_TENSORS,
 )
-FAMILIES = {family.model_type: family for family in (_QWEN3, _QWEN3_MOE, _QWEN2, _LLAMA)}
+_GLM4_MOE = Family(
+    model_type="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    fields={
+        **_FIELDS,
+        "d_ff": ("moe_intermediate_size",),
+        "num_experts": ("n_routed_experts",),
+        "experts_per_token": ("num_experts_per_tok",),
+        "normalize_experts": ("norm_topk_prob",),
+        "expert_scale": ("routed_scaling_factor",),
+        "num_shared_experts": ("n_shared_experts",),
+        "num_dense_layers": ("first_k_dense_replace",),
+        "dense_d_ff": ("intermediate_size",),
+        "qk_norm": ("use_qk_norm",),
+        "attention_bias": ("attention_bias",),
+        "rotary_fraction": ("rope_parameters.partial_rotary_factor", "partial_rotary_factor"),
+    },
+    implied={"router": "sigmoid"},
+    absent={
+        **_ABSENT,
+        "normalize_experts": lambda fields: True,
+        "expert_scale": lambda fields: 1.0,
+        "num_shared_experts": lambda fields: 1,
+        "num_dense_layers": lambda fields: 1,
+        "qk_norm": lambda fields: False,
+        "attention_bias": lambda fields: False,
+        "rotary_fraction": lambda fields: 0.5,
+    },
+    fixed=(*_FIXED, ("n_group", 1, 1), ("topk_group", 1, 1)),
+    tensors=(
+        *_ENDS,
+        *_attention("dense_layers"),
+        *_gated("dense_layers/mlp", _LAYER + "mlp", "G"),
+        *_attention("layers"),
+        *_EXPERTS,
+        Tensor(
+            "layers/router/bias",
+            _LAYER + "mlp.gate.e_score_correction_bias",
+            "E",
+            dtype="float32",
+        ),
+        *_gated(
+            "layers/shared_experts", _LAYER + "mlp.shared_experts", "S", when="num_shared_experts"
+        ),
+    ),
+    more_layers="num_nextn_predict_layers",
+)
+FAMILIES = {family.model_type: family for family in (_QWEN3, _QWEN3_MOE, _QWEN2, _LLAMA, _GLM4_MOE)}
 
 # Of ModelConfig: what changes no number of a model, and what every family reads and writes alike.
 _ANY_FAMILY = {"dtype", "remat", "moe_form", "rope_scaling"}
@@ -205,18 +257,37 @@ def family_of(config: config_lib.ModelConfig) -> Family:
 
 def tensors_of(config: config_lib.ModelConfig) -> tuple[Tensor, ...]:
     """All leaves of a policy of this config."""
-    decoder = family_of(config).tensors
-    found = tuple(tensor for tensor in decoder if not tensor.when or getattr(config, tensor.when))
+    found = tuple(
+        tensor
+        for tensor in family_of(config).tensors
+        if layer_numbers(config, tensor) is None or len(layer_numbers(config, tensor))
+        if not tensor.when or getattr(config, tensor.when)
+    )
     return found if config.tie_embeddings else (*found, UNEMBEDDING)
 
 
+def layer_numbers(config: config_lib.ModelConfig, tensor: Tensor) -> range | None:
+    """Their numbers of the layers that lie along our leaf's axis of layers; None without one."""
+    if "{layer}" not in tensor.name:
+        return None
+    if tensor.path.startswith("dense_layers/"):
+        return range(config.num_dense_layers)
+    return range(config.num_dense_layers, config.num_layers)
+
+
 def dimensions(config: config_lib.ModelConfig) -> dict[str, int]:
-    """Sizes by the letters of `Tensor.axes`; Q and C are the widths of queries and keys."""
+    """Sizes by the letters of `Tensor.axes`.
+
+    Q and C are the widths of queries and keys; F, G and S are the hidden widths of MLPs or experts,
+    of the dense layers before experts, and of shared experts.
+    """
     return {
         "1": 1,
         "V": config.vocab_size,
         "D": config.d_model,
         "F": config.d_ff,
+        "G": config.dense_d_ff,
+        "S": config.num_shared_experts * config.d_ff,
         "E": config.num_experts,
         "H": config.head_size,
         "Q": config.num_heads * config.head_size,

@@ -11,7 +11,7 @@ import ml_dtypes  # registers bfloat16 with numpy, which reading such tensors ne
 import numpy as np
 import safetensors
 
-from jaxrl_single.models import hf_config
+from jaxrl_single.models import hf_config, hf_names
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -85,8 +85,7 @@ def locate(directory: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def write(
     directory: pathlib.Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: str,
+    places: Mapping[str, hf_names.Place],
     tensors: Iterable[tuple[str, np.ndarray]],
     *,
     max_shard_bytes: int,
@@ -94,27 +93,26 @@ def write(
     """Writes tensors as they come; no more than one is in memory.
 
     Args:
-      shapes: name -> shape of all tensors, in the order in which they come.
-      dtype: of all of them, one of config.DTYPES.
+      places: name -> shape and dtype of all tensors, in the order in which they come.
       tensors: name and array.
       max_shard_bytes: of a file; if one holds all there is no index.
 
     Raises:
       ValueError: another tensor comes than was announced.
     """
-    shards = list(_shards(shapes, np.dtype(dtype).itemsize, max_shard_bytes))
+    shards = list(_shards(places, max_shard_bytes))
     count = len(shards)
     files = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     files = [SINGLE] if count == 1 else files
     coming = iter(tensors)
     for file, shard in zip(files, shards, strict=True):
-        _write_shard(directory / file, shard, dtype, coming)
+        _write_shard(directory / file, shard, coming)
     if next(coming, None) is not None:
-        raise ValueError(f"{directory}: more tensors than the {len(shapes)} of the model")
+        raise ValueError(f"{directory}: more tensors than the {len(places)} of the model")
     if count > 1:
         weight_map = {n: file for file, shard in zip(files, shards, strict=True) for n in shard}
         index = {
-            "metadata": {"total_size": sum(_bytes(s, dtype) for s in shapes.values())},
+            "metadata": {"total_size": sum(map(_bytes, places.values()))},
             "weight_map": dict(sorted(weight_map.items())),
         }
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -148,55 +146,55 @@ def _open(path: pathlib.Path) -> safetensors.safe_open:
         raise ValueError(f"{path}: torn or no safetensors file ({error})") from None
 
 
-def _bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+def _bytes(place: hf_names.Place) -> int:
+    return int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
 
 
 def _shards(
-    shapes: Mapping[str, tuple[int, ...]], itemsize: int, max_bytes: int
-) -> Iterator[dict[str, tuple[int, ...]]]:
+    places: Mapping[str, hf_names.Place], max_bytes: int
+) -> Iterator[dict[str, hf_names.Place]]:
     shard, size = {}, 0
-    for name, shape in shapes.items():
-        new = int(np.prod(shape)) * itemsize
+    for name, place in places.items():
+        new = _bytes(place)
         if shard and size + new > max_bytes:
             yield shard
             shard, size = {}, 0
-        shard[name] = shape
+        shard[name] = place
         size += new
     yield shard
 
 
 def _write_shard(
     path: pathlib.Path,
-    shard: Mapping[str, tuple[int, ...]],
-    dtype: str,
+    shard: Mapping[str, hf_names.Place],
     coming: Iterator[tuple[str, np.ndarray]],
 ) -> None:
     """The format: the header's length, the header as JSON, the tensors without gaps."""
     # transformers refuses a file without this entry.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shard.items():
-        begin, end = end, end + _bytes(shape, dtype)
+    for name, place in shard.items():
+        begin, end = end, end + _bytes(place)
         header[name] = {
-            "dtype": _CODES[dtype],
-            "shape": list(shape),
+            "dtype": _CODES[place.dtype],
+            "shape": list(place.shape),
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in shard.items():
-            file.write(_contiguous(next(coming, ("nothing", None)), name, shape, dtype))
+        for name, place in shard.items():
+            file.write(_contiguous(next(coming, ("nothing", None)), name, place))
 
 
 def _contiguous(
-    came: tuple[str, np.ndarray | None], name: str, shape: tuple[int, ...], dtype: str
+    came: tuple[str, np.ndarray | None], name: str, place: hf_names.Place
 ) -> memoryview:
     found, array = came
-    if found != name or array.shape != shape or array.dtype != np.dtype(dtype):
+    if found != name or array.shape != place.shape or array.dtype != np.dtype(place.dtype):
+        expected = f"{name} ({place.dtype}, {list(place.shape)})"
         facts = "" if array is None else f" ({array.dtype}, {list(array.shape)})"
-        raise ValueError(f"expected the tensor {name} ({dtype}, {list(shape)}), got {found}{facts}")
+        raise ValueError(f"expected the tensor {expected}, got {found}{facts}")
     # As bytes, because bfloat16 has no buffer format of its own.
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

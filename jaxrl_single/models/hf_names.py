@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import hf_families
@@ -16,12 +17,14 @@ class Place:
       path: of our leaf.
       index: into the leading axes of our leaf: none, a layer, or a layer and an expert.
       shape: of their tensor.
+      dtype: of both.
       transposed: ours is the transpose of theirs.
     """
 
     path: str
     index: tuple[int, ...]
     shape: tuple[int, ...]
+    dtype: str
     transposed: bool
 
 
@@ -31,11 +34,12 @@ def places(config: config_lib.ModelConfig, *, critic: bool = False) -> dict[str,
     found = {}
     for tensor in _tensors(config, critic):
         shape = tuple(sizes[axis] for axis in tensor.axes)
-        for layer in range(config.num_layers) if "{layer}" in tensor.name else [None]:
-            for expert in range(config.num_experts) if "{expert}" in tensor.name else [None]:
-                name = tensor.name.format(layer=layer, expert=expert)
-                index = tuple(number for number in (layer, expert) if number is not None)
-                found[name] = Place(tensor.path, index, shape, tensor.transposed)
+        dtype = tensor.dtype or config.dtype
+        layers = hf_families.layer_numbers(config, tensor)
+        for index in itertools.product(*map(range, _leading(config, tensor))):
+            layer, expert = (layers[index[0]], index[-1]) if index else (None, None)
+            name = tensor.name.format(layer=layer, expert=expert)
+            found[name] = Place(tensor.path, index, shape, dtype, tensor.transposed)
     return dict(sorted(found.items()))
 
 
@@ -47,10 +51,22 @@ def leaf_shapes(
     found = {}
     for tensor in _tensors(config, critic):
         shape = tuple(sizes[axis] for axis in tensor.axes)
-        leading = (config.num_layers,) if "{layer}" in tensor.name else ()
-        leading += (config.num_experts,) if "{expert}" in tensor.name else ()
-        found[tensor.path] = leading + (shape[::-1] if tensor.transposed else shape)
+        ours = shape[::-1] if tensor.transposed else shape
+        found[tensor.path] = _leading(config, tensor) + ours
     return dict(sorted(found.items()))
+
+
+def leaf_dtypes(config: config_lib.ModelConfig, *, critic: bool = False) -> dict[str, str]:
+    """Path -> dtype of all our leaves, sorted by path."""
+    found = {t.path: t.dtype or config.dtype for t in _tensors(config, critic)}
+    return dict(sorted(found.items()))
+
+
+def _leading(config: config_lib.ModelConfig, tensor: hf_families.Tensor) -> tuple[int, ...]:
+    """Axes of our leaf before those of a tensor: layers, experts."""
+    layers = hf_families.layer_numbers(config, tensor)
+    leading = () if layers is None else (len(layers),)
+    return (*leading, config.num_experts) if "{expert}" in tensor.name else leading
 
 
 def _tensors(config: config_lib.ModelConfig, critic: bool) -> tuple[hf_families.Tensor, ...]:

@@ -35,10 +35,10 @@ class Embedding(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
+    """SwiGLU of hidden width f: down(silu(gate x) * up x)."""
 
-    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
-        d, f = config.d_model, config.d_ff
+    def __init__(self, config: config_lib.ModelConfig, f: int, *, rngs: nnx.Rngs) -> None:
+        d = config.d_model
         self.gate = weight(rngs, (d, f), std=d**-0.5, dtype=config.dtype)
         self.up = weight(rngs, (d, f), std=d**-0.5, dtype=config.dtype)
         self.down = weight(rngs, (f, d), std=output_std(f, config), dtype=config.dtype)

@@ -107,7 +107,8 @@ class Pretrained:
         index = tuple(slice(None) for _ in shape) if index is None else index
         ranges = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
         bounds = tuple(slice(found.start, found.stop) for found in ranges)
-        array = np.empty([len(found) for found in ranges], self.config.dtype)
+        dtype = hf_names.leaf_dtypes(self.config, critic=self.is_critic)[path]
+        array = np.empty([len(found) for found in ranges], dtype)
         names = self._names[path]
         leading = len(next(iter(names)))
         for place in np.ndindex(*array.shape[:leading]):
@@ -123,7 +124,7 @@ class Pretrained:
         """Name and array of each tensor as a checkpoint has them, one by one, sorted by name."""
         for name, place in self._places.items():
             array = self._tensors.read(name, place.shape)
-            yield name, array.astype(self.config.dtype, copy=False)
+            yield name, array.astype(place.dtype, copy=False)
 
     def write_text(self, directory: pathlib.Path) -> None:
         """Puts tokenizer, chat templates and generation_config.json there, as far as it has them.
@@ -143,7 +144,11 @@ class Pretrained:
     def _check_names(self) -> None:
         wanted, found = set(self._places), self._tensors.names()
         allowed = wanted | ({hf_families.UNEMBEDDING.name} if self.config.tie_embeddings else set())
-        extra = sorted(name for name in found - allowed if not name.endswith(_IGNORED))
+        extra = sorted(
+            name
+            for name in found - allowed
+            if not name.endswith(_IGNORED) and not name.startswith(self.description.unread)
+        )
         missing = sorted(wanted - found)
         problems = [
             f"{len(names)} {what} ({', '.join(names[:_SHOWN])}{' ...' if names[_SHOWN:] else ''})"

@@ -1,6 +1,7 @@
 """Rotary positions (RoFormer, arXiv:2104.09864), also stretched over longer contexts.
 
-Pair i of a head turns by position * frequency i, theta ** (-2 i / H). Stretched by a factor s:
+The first R entries of a head are pairs (i, i + R/2), and pair i turns by position * frequency i,
+theta ** (-2 i / R); the others stay. Stretched by a factor s:
 
   linear   every frequency is divided by s (arXiv:2306.15595).
   dynamic  theta grows with the position beyond the original length, so a token there turns as the
@@ -32,7 +33,7 @@ def rotation(config: config_lib.ModelConfig, positions: jax.Array) -> Rotation:
       positions: [...] int, position of each token in its segment.
 
     Returns:
-      Two arrays [..., H / 2].
+      Two arrays [..., R / 2].
     """
     if config.rope_scaling is not None and config.rope_scaling.kind == "dynamic":
         turns = _dynamic_frequencies(config, positions)
@@ -44,16 +45,24 @@ def rotation(config: config_lib.ModelConfig, positions: jax.Array) -> Rotation:
 
 
 def rotate(x: jax.Array, by: Rotation) -> jax.Array:
-    """Turns the pairs (i, i + H/2) of x [..., heads, H] by the angles of its tokens."""
-    cos, sin = (part[..., None, :] for part in by)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    """Turns the pairs of x [..., heads, H] by the angles of its tokens."""
+    return turn(x.astype(jnp.float32), *(part[..., None, :] for part in by), axis=-1).astype(
+        x.dtype
+    )
+
+
+def turn(x: jax.Array, cos: jax.Array, sin: jax.Array, *, axis: int) -> jax.Array:
+    """Turns pairs along an axis of x, of size H; that of cosines and sines has size R / 2."""
+    half = cos.shape[axis]
+    first, second, rest = jnp.split(x, [half, 2 * half], axis=axis)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    # Nothing is joined where all entries turn, so that no program has an array of size 0.
+    return jnp.concatenate([*turned, rest] if rest.shape[axis] else turned, axis=axis)
 
 
 def frequencies(config: config_lib.ModelConfig) -> np.ndarray:
-    """Radians per position of each pair, [H / 2] float32; of "dynamic" those within its length."""
-    half = config.head_size // 2
+    """Radians per position of each pair, [R / 2] float32; of "dynamic" those within its length."""
+    half = config.rotary_size // 2
     plain = config.rope_theta ** (-np.arange(half) / half)
     scaling = config.rope_scaling
     if scaling is None or scaling.kind == "dynamic":
@@ -82,7 +91,7 @@ def attention_factor(config: config_lib.ModelConfig) -> float:
 
 def _kept_by_yarn(config: config_lib.ModelConfig, scaling: config_lib.RopeScaling) -> np.ndarray:
     """Share of its own frequency that each pair keeps: 1 up to a first pair, 0 from a last one."""
-    size = config.head_size
+    size = config.rotary_size
 
     def pair(turns: float) -> float:
         """Which pair turns so often within the original length."""
@@ -98,8 +107,8 @@ def _kept_by_yarn(config: config_lib.ModelConfig, scaling: config_lib.RopeScalin
 
 
 def _dynamic_frequencies(config: config_lib.ModelConfig, positions: jax.Array) -> jax.Array:
-    """[...] -> [..., H / 2]."""
-    scaling, size = config.rope_scaling, config.head_size
+    """[...] -> [..., R / 2]."""
+    scaling, size = config.rope_scaling, config.rotary_size
     # Not position + 1 - original_length, which overflows where positions are garbage.
     beyond = jnp.maximum(positions, scaling.original_length - 1).astype(jnp.float32)
     excess = (beyond + 1) / scaling.original_length - 1

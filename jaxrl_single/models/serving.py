@@ -9,7 +9,8 @@ projections that read the same input joined into one, and kernels transposed:
     qk_scale [N + K, H] f32, the scales of q/k norms, or [N + K, 1]; H ** -0.5 in the part of q
     output [D, N H]      mlp_norm [D]
     gate_up [2 F, D] and down [D, F]
-    or router [D, E], gate_up [E, 2 F, D] and down [E, D, F]
+    or router [D, E], router_bias [E], gate_up [E, 2 F, D] and down [E, D, F], with shared experts
+    shared_gate_up [2 S, D] and shared_down [D, S]
 
 Activations are [D, T], features before the T tokens of a dispatch. In kernel @ activations XLA:CPU
 reads the kernel as it lies and rearranges the few activations; the other way round it rearranges
@@ -49,10 +50,17 @@ def form(config: config_lib.ModelConfig, params: dict[str, Any]) -> Serving:
         "unembedding": unembedding,
         "final_norm": params["final_norm"]["scale"],
         "layers": [
-            _layer_form(config, jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]))
-            for i in range(config.num_layers)
+            _layer_form(config, jax.tree.map(lambda leaf, i=i: leaf[i], params[stack]))
+            for stack, num_layers in _stacks(config).items()
+            for i in range(num_layers)
         ],
     }
+
+
+def _stacks(config: config_lib.ModelConfig) -> dict[str, int]:
+    """Names of the stacks of layers in the parameters, and how many layers they hold."""
+    last = config.num_layers - config.num_dense_layers
+    return {"dense_layers": config.num_dense_layers, "layers": last}
 
 
 def _layer_form(config: config_lib.ModelConfig, layer: dict[str, Any]) -> Layer:
@@ -66,16 +74,25 @@ def _layer_form(config: config_lib.ModelConfig, layer: dict[str, Any]) -> Layer:
     }
     if config.attention_bias:
         made["qkv_bias"] = jnp.concatenate([attention[f"{name}_bias"] for name in "qkv"])
-    if not config.num_experts:
-        mlp = layer["mlp"]
-        return made | {"gate_up": _joined(mlp["gate"], mlp["up"]), "down": mlp["down"].T}
+    if "mlp" in layer:
+        return made | _mlp_form(layer["mlp"])
+    router = layer["router"]
+    if "bias" in router:
+        made["router_bias"] = router["bias"]
+    if config.num_shared_experts:
+        shared = _mlp_form(layer["shared_experts"])
+        made |= {f"shared_{name}": kernel for name, kernel in shared.items()}
     experts = layer["experts"]
     gate_up = jnp.concatenate([experts["gate"], experts["up"]], axis=2)
     return made | {
-        "router": layer["router"]["kernel"],
+        "router": router["kernel"],
         "gate_up": gate_up.transpose(0, 2, 1),
         "down": experts["down"].transpose(0, 2, 1),
     }
+
+
+def _mlp_form(mlp: dict[str, jax.Array]) -> Layer:
+    return {"gate_up": _joined(mlp["gate"], mlp["up"]), "down": mlp["down"].T}
 
 
 def _head_scales(config: config_lib.ModelConfig, attention: dict[str, Any]) -> jax.Array:
@@ -131,9 +148,11 @@ def read(
         x = x + _output(layer, _unfold(config, mixed))
         x, chosen = _feed_forward(config, layer, x, real.reshape(-1))
         new_cache.append(part)
-        expert_ids.append(jnp.where(real[..., None], chosen.reshape(*real.shape, -1), NO_EXPERT))
+        if chosen is not None:
+            chosen = chosen.reshape(*real.shape, -1)
+            expert_ids.append(jnp.where(real[..., None], chosen, NO_EXPERT))
     hidden = _norm(x, serving["final_norm"], config.norm_eps).T.reshape(*real.shape, -1)
-    return hidden, new_cache, jnp.stack(expert_ids, axis=-2)
+    return hidden, new_cache, _stacked(expert_ids, real.shape)
 
 
 def decode(
@@ -165,12 +184,18 @@ def decode(
         x = x + _output(layer, mixed.reshape(mixed.shape[0], -1))
         x, chosen = _feed_forward(config, layer, x, active)
         new_cache.append(part)
-        expert_ids.append(jnp.where(active[:, None], chosen, NO_EXPERT))
+        if chosen is not None:
+            expert_ids.append(jnp.where(active[:, None], chosen, NO_EXPERT))
     normed = platform.separate(_norm(x, serving["final_norm"], config.norm_eps).T)
     logits = jnp.einsum(
         "sd,vd->sv", normed, serving["unembedding"], preferred_element_type=jnp.float32
     )
-    return platform.separate(logits), new_cache, jnp.stack(expert_ids, axis=-2)
+    return platform.separate(logits), new_cache, _stacked(expert_ids, active.shape)
+
+
+def _stacked(expert_ids: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    """Those of each layer with experts, [*shape, k], as one [*shape, L, k]."""
+    return jnp.stack(expert_ids, axis=-2) if expert_ids else jnp.zeros((*shape, 0, 0), jnp.int32)
 
 
 def _embed(serving: Serving, tokens: jax.Array) -> jax.Array:
@@ -179,7 +204,7 @@ def _embed(serving: Serving, tokens: jax.Array) -> jax.Array:
 
 
 def _rotation(config: config_lib.ModelConfig, positions: jax.Array) -> rope.Rotation:
-    """Cosines and sines [H / 2, T] of positions [T]."""
+    """Cosines and sines [R / 2, T] of positions [T]."""
     cos, sin = rope.rotation(config, positions)
     # Once, not again in every layer for every head.
     return platform.separate((cos.T, sin.T))
@@ -200,9 +225,7 @@ def _project(
         q_and_k = _norm(q_and_k, layer["qk_scale"], config.norm_eps)
     else:
         q_and_k = q_and_k * layer["qk_scale"][..., None]
-    cos, sin = (part[None] for part in turn)
-    first, second = jnp.split(q_and_k, 2, axis=1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+    turned = rope.turn(q_and_k, *(part[None] for part in turn), axis=1)
     rows = platform.separate((turned.astype(x.dtype).transpose(2, 0, 1), v.transpose(2, 0, 1)))
     return *jnp.split(rows[0], [config.num_heads], axis=1), rows[1]
 
@@ -214,21 +237,28 @@ def _output(layer: Layer, mixed: jax.Array) -> jax.Array:
 
 def _feed_forward(
     config: config_lib.ModelConfig, layer: Layer, x: jax.Array, real: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """x [D, T] -> x with the MLP or the experts added, and the chosen experts [T, k].
+) -> tuple[jax.Array, jax.Array | None]:
+    """x [D, T] -> x with the MLP or the experts added, and the chosen experts [T, k] if there are.
 
     Tokens that are not `real` [T] get numbers without meaning.
     """
     normed = platform.separate(_norm(x, layer["mlp_norm"], config.norm_eps))
-    if config.num_experts:
-        # The dot of a transposed array would round the last tokens differently from the others.
-        rows = platform.separate(normed.T)
-        mixing, chosen = moe.route(rows, layer["router"], config.experts_per_token)
-        kernels = layer["gate_up"], layer["down"]
-        return x + serving_experts.apply(normed, real, mixing, chosen, *kernels), chosen
-    gate, up = jnp.split(platform.separate(layer["gate_up"] @ normed), 2)
-    hidden = platform.separate(matmul.swiglu(gate, up))
-    return x + layer["down"] @ hidden, jnp.zeros((x.shape[1], 0), jnp.int32)
+    if "router" not in layer:
+        return x + _mlp(normed, layer["gate_up"], layer["down"]), None
+    # The dot of a transposed array would round the last tokens differently from the others.
+    rows = platform.separate(normed.T)
+    mixing, chosen = moe.route(config, rows, layer["router"], layer.get("router_bias"))
+    kernels = layer["gate_up"], layer["down"]
+    x = x + serving_experts.apply(normed, real, mixing, chosen, *kernels)
+    if config.num_shared_experts:
+        x = x + _mlp(normed, layer["shared_gate_up"], layer["shared_down"])
+    return x, chosen
+
+
+def _mlp(x: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:
+    """x [D, T] -> [D, T]."""
+    gate, up = jnp.split(platform.separate(gate_up @ x), 2)
+    return down @ platform.separate(matmul.swiglu(gate, up))
 
 
 def _norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

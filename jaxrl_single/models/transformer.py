@@ -13,11 +13,12 @@ from jaxrl_single.models import config as config_lib
 
 
 class Layer(nnx.Module):
-    """Pre-norm attention, then a pre-norm MLP or mixture of experts."""
+    """Pre-norm attention, then a pre-norm MLP of hidden width `d_ff`, or experts if that is 0."""
 
-    def __init__(self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: config_lib.ModelConfig, d_ff: int, *, rngs: nnx.Rngs) -> None:
         size, eps, dtype = config.d_model, config.norm_eps, config.dtype
-        self.is_moe = config.num_experts > 0
+        self.is_moe = d_ff == 0
+        self.has_shared = self.is_moe and config.num_shared_experts > 0
         self.moe_form = config.moe_form
         self.attention_norm = layers.RMSNorm(size, eps=eps, dtype=dtype)
         self.attention = attention.Attention(config, rngs=rngs)
@@ -26,7 +27,10 @@ class Layer(nnx.Module):
             self.router = moe.Router(config, rngs=rngs)
             self.experts = moe.Experts(config, rngs=rngs)
         else:
-            self.mlp = layers.Mlp(config, rngs=rngs)
+            self.mlp = layers.Mlp(config, d_ff, rngs=rngs)
+        if self.has_shared:
+            width = config.num_shared_experts * config.d_ff
+            self.shared_experts = layers.Mlp(config, width, rngs=rngs)
 
     def __call__(
         self,
@@ -44,18 +48,22 @@ class Layer(nnx.Module):
         if expert_ids is not None:
             expert_ids = expert_ids.reshape(flat.shape[0], -1)
         mixing, chosen = self.router(flat, expert_ids)
-        return x + self.experts(flat, mixing, chosen, form=self.moe_form).reshape(x.shape)
+        x = x + self.experts(flat, mixing, chosen, form=self.moe_form).reshape(x.shape)
+        return x + self.shared_experts(normed) if self.has_shared else x
 
 
 class Transformer(nnx.Module):
-    """Tokens to hidden states. Parameters of `layers` carry a leading layer axis."""
+    """Tokens to hidden states. Parameters of `dense_layers` and `layers` lead with a layer axis."""
 
     def __init__(
         self, config: config_lib.ModelConfig, *, rngs: nnx.Rngs, unembedding: bool
     ) -> None:
         self.config = config
         self.embedding = layers.Embedding(config, rngs=rngs)
-        self.layers = _stack(config, rngs)
+        if config.num_dense_layers:
+            self.dense_layers = _stack(config, rngs, config.num_dense_layers, config.dense_d_ff)
+        d_ff = 0 if config.num_experts else config.d_ff
+        self.layers = _stack(config, rngs, config.num_layers - config.num_dense_layers, d_ff)
         self.final_norm = layers.RMSNorm(config.d_model, eps=config.norm_eps, dtype=config.dtype)
         if unembedding and not config.tie_embeddings:
             self.unembedding = layers.Embedding(config, rngs=rngs)
@@ -73,34 +81,47 @@ class Transformer(nnx.Module):
         turn = rope.rotation(self.config, jnp.where(real, positions, 0))
         if expert_ids is not None:
             expert_ids = jnp.where(real[..., None, None], expert_ids, -1).transpose(2, 0, 1, 3)
-
-        def step(x: jax.Array, xs: tuple[Any, jax.Array | None]) -> tuple[jax.Array, None]:
-            params, chosen = xs
-            return nnx.merge(graph, params)(x, turn, segment_ids, chosen), None
-
-        graph, stacked = nnx.split(self.layers, graph=False)
-        if self.config.remat:
-            step = jax.checkpoint(step, prevent_cse=False)
-        x, _ = jax.lax.scan(step, x, (stacked, expert_ids))
-        return self.final_norm(x)
+        if self.config.num_dense_layers:
+            x = self._run(self.dense_layers, x, turn, segment_ids, None)
+        return self.final_norm(self._run(self.layers, x, turn, segment_ids, expert_ids))
 
     def table(self) -> jax.Array:
         """The unembedding [V, D]."""
         owner = self.embedding if self.config.tie_embeddings else self.unembedding
         return owner.table[...]
 
+    def _run(
+        self,
+        stack: Layer,
+        x: jax.Array,
+        turn: rope.Rotation,
+        segment_ids: jax.Array,
+        expert_ids: jax.Array | None,
+    ) -> jax.Array:
+        """x [B, T, D] through the layers of a stack, one after the other."""
+
+        def step(x: jax.Array, xs: tuple[Any, jax.Array | None]) -> tuple[jax.Array, None]:
+            params, chosen = xs
+            return nnx.merge(graph, params)(x, turn, segment_ids, chosen), None
+
+        graph, stacked = nnx.split(stack, graph=False)
+        if self.config.remat:
+            step = jax.checkpoint(step, prevent_cse=False)
+        return jax.lax.scan(step, x, (stacked, expert_ids))[0]
+
     def _embed(self, tokens: jax.Array) -> jax.Array:
         return jnp.take(self.embedding.table[...], tokens, axis=0, mode="clip")
 
 
-def _stack(config: config_lib.ModelConfig, rngs: nnx.Rngs) -> Layer:
-    """A layer whose parameters are those of L layers, stacked."""
+def _stack(config: config_lib.ModelConfig, rngs: nnx.Rngs, num_layers: int, d_ff: int) -> Layer:
+    """A layer whose parameters are those of several, stacked; `d_ff` as in `Layer`."""
+
+    def make(rngs: nnx.Rngs) -> Layer:
+        return Layer(config, d_ff, rngs=rngs)
 
     def init(key: jax.Array) -> nnx.State:
-        return nnx.state(Layer(config, rngs=nnx.Rngs(key)), graph=False)
+        return nnx.state(make(nnx.Rngs(key)), graph=False)
 
-    states = jax.vmap(init)(jax.random.split(rngs.params(), config.num_layers))
-    graph, _ = nnx.split(
-        nnx.eval_shape(lambda: Layer(config, rngs=nnx.Rngs(0)), graph=False), graph=False
-    )
+    states = jax.vmap(init)(jax.random.split(rngs.params(), num_layers))
+    graph, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0)), graph=False), graph=False)
     return nnx.merge(graph, states)

@@ -315,7 +315,7 @@ def _append(state: _State, rows: Rows, results: dict[str, Any]) -> tuple[Sampled
 
 def _nothing_sampled(config: Any, num_slots: int, num_steps: int, record: types.Record) -> Sampled:
     empty = jnp.zeros((num_steps, num_slots))
-    experts = (num_steps, num_slots, config.num_layers, config.experts_per_token)
+    experts = (num_steps, num_slots, config.num_moe_layers, config.experts_per_token)
     return Sampled(
         tokens=empty.astype(jnp.int32),
         logprobs=empty,

@@ -107,4 +107,4 @@ def experts_read(record: types.Record, config: config_lib.ModelConfig) -> tuple[
         return None
     if not config.num_experts:
         raise ValueError("record: experts is on, but the model has none; turn it off")
-    return config.num_layers, config.experts_per_token
+    return config.num_moe_layers, config.experts_per_token

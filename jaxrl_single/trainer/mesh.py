@@ -27,17 +27,18 @@ ROW_AXES = ("data", "fsdp")
 
 Rules = Sequence[tuple[str, P]]
 
-# Ordered (regex on the whole path, spec); leaves under `layers` have a leading layer axis.
+# Ordered (regex on the whole path, spec); leaves under `(dense_)layers` have a leading layer axis.
 PARAMETER_RULES: Rules = (
     ("(embedding|unembedding)/table", P("tensor", "fsdp")),
-    ("layers/attention/(q|k|v)_proj", P(None, "fsdp", "tensor")),
-    ("layers/attention/(q|k|v)_bias", P(None, "tensor")),
-    ("layers/attention/o_proj", P(None, "tensor", "fsdp")),
-    ("layers/mlp/(gate|up)", P(None, "fsdp", "tensor")),
-    ("layers/mlp/down", P(None, "tensor", "fsdp")),
+    ("(dense_)?layers/attention/(q|k|v)_proj", P(None, "fsdp", "tensor")),
+    ("(dense_)?layers/attention/(q|k|v)_bias", P(None, "tensor")),
+    ("(dense_)?layers/attention/o_proj", P(None, "tensor", "fsdp")),
+    ("(dense_layers/mlp|layers/(mlp|shared_experts))/(gate|up)", P(None, "fsdp", "tensor")),
+    ("(dense_layers/mlp|layers/(mlp|shared_experts))/down", P(None, "tensor", "fsdp")),
     ("layers/experts/(gate|up)", P(None, "expert", "fsdp", "tensor")),
     ("layers/experts/down", P(None, "expert", "tensor", "fsdp")),
     ("layers/router/kernel", P(None, "fsdp", None)),
+    ("layers/router/bias", P()),
     ("value_head/kernel", P("fsdp", None)),
     ("value_head/bias", P()),
     (".*/scale", P()),

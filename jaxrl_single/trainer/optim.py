@@ -19,7 +19,8 @@ import optax
 Params = dict[str, Any]  # nested dict of arrays
 
 FROZEN = "frozen"
-ALL_TRAIN = ((".*", "train"),)  # rules that freeze nothing
+# Rules that freeze nothing but what has no gradient, which weight decay would shrink.
+ALL_TRAIN = ((".*/router/bias", FROZEN), (".*", "train"))
 
 
 @dataclasses.dataclass(frozen=True)

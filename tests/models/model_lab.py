@@ -12,6 +12,7 @@ from jaxrl_single.models import api, sizes
 VOCAB_SIZE = 40
 ROWS, LENGTH = 2, 24
 SIZES = ("tiny", "tiny_moe")
+OTHER_SIZES = ("tiny_qwen2", "tiny_glm")  # where the path through the decoder is another
 
 
 @functools.cache
@@ -22,13 +23,15 @@ def policy_of(size: str, **changes) -> api.Policy:
 
 @functools.cache
 def params_of(size: str) -> api.Params:
-    """Random parameters whose norms' scales are not 1, so that a forgotten scale shows."""
+    """Random; norms' scales are not 1, biases not 0, so that one that is forgotten shows."""
     params = policy_of(size).init(jax.random.key(0))
     rng = np.random.default_rng(1)
 
     def disturb(path, leaf):
         if path[-1].key == "scale":
             return jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), leaf.dtype)
+        if "bias" in path[-1].key:
+            return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
         return leaf
 
     return jax.tree_util.tree_map_with_path(disturb, params)

@@ -7,15 +7,18 @@ def hidden(params: dict, config, tokens: np.ndarray) -> np.ndarray:
     """tokens [T] of one segment -> [T, D] after the final norm."""
     params = _as_float64(params)
     x = params["embedding"]["table"][tokens]
-    for i in range(config.num_layers):
-        layer = _slice(params["layers"], i)
+    stacks = {"dense_layers": config.num_dense_layers}
+    stacks["layers"] = config.num_layers - config.num_dense_layers
+    for layer in (_slice(params[name], i) for name, n in stacks.items() for i in range(n)):
         normed = _rms_norm(x, layer["attention_norm"]["scale"], config.norm_eps)
         x = x + _attention(normed, layer["attention"], config)
         normed = _rms_norm(x, layer["mlp_norm"]["scale"], config.norm_eps)
-        if config.num_experts:
-            x = x + np.stack([_mixture(token, layer, config) for token in normed])
-        else:
+        if "mlp" in layer:
             x = x + _gated(normed, layer["mlp"])
+            continue
+        x = x + np.stack([_mixture(token, layer, config) for token in normed])
+        if config.num_shared_experts:
+            x = x + _gated(normed, layer["shared_experts"])
     return _rms_norm(x, params["final_norm"]["scale"], config.norm_eps)
 
 
@@ -31,17 +34,24 @@ def mixture(
     return outputs
 
 
-def router_weights(x: np.ndarray, kernel: np.ndarray, experts_per_token: int) -> np.ndarray:
-    """x [D] -> [E]: softmax, the largest kept, renormalised."""
-    logits = x @ kernel
-    weights = np.exp(logits - logits.max())
-    weights /= weights.sum()
-    weights[np.argsort(-weights)[experts_per_token:]] = 0
-    return weights / weights.sum()
+def router_weights(x: np.ndarray, router: dict, config) -> np.ndarray:
+    """x [D] -> [E]: of the experts that are kept."""
+    logits = x @ router["kernel"]
+    if config.router == "sigmoid":
+        weights = 1 / (1 + np.exp(-logits))
+        scores = weights + router["bias"]
+    else:
+        weights = np.exp(logits - logits.max())
+        scores = weights = weights / weights.sum()
+    dropped = np.argsort(-scores)[config.experts_per_token :]
+    weights[dropped] = 0
+    if config.normalize_experts:
+        weights = weights / weights.sum()
+    return weights * config.expert_scale
 
 
 def _mixture(x: np.ndarray, layer: dict, config) -> np.ndarray:
-    weights = router_weights(x, layer["router"]["kernel"], config.experts_per_token)
+    weights = router_weights(x, layer["router"], config)
     return mixture(x[None], weights[None], **layer["experts"])[0]
 
 
@@ -50,11 +60,24 @@ def _attention(x: np.ndarray, weights: dict, config) -> np.ndarray:
     mixed = np.zeros((len(x), config.num_heads, size))
     for head in range(config.num_heads):
         kv_head = head // (config.num_heads // config.num_kv_heads)
-        q = x @ weights["q_proj"][:, head * size : (head + 1) * size]
-        k = x @ weights["k_proj"][:, kv_head * size : (kv_head + 1) * size]
-        v = x @ weights["v_proj"][:, kv_head * size : (kv_head + 1) * size]
-        q = _rotate(_rms_norm(q, weights["q_norm"]["scale"], config.norm_eps), config.rope_theta)
-        k = _rotate(_rms_norm(k, weights["k_norm"]["scale"], config.norm_eps), config.rope_theta)
+        q, k, v = (
+            x @ weights[f"{part}_proj"][:, at * size : (at + 1) * size]
+            for part, at in (("q", head), ("k", kv_head), ("v", kv_head))
+        )
+        if config.attention_bias:
+            q = q + weights["q_bias"][head * size : (head + 1) * size]
+            k, v = (
+                rows + weights[f"{part}_bias"][kv_head * size : (kv_head + 1) * size]
+                for part, rows in (("k", k), ("v", v))
+            )
+        if config.qk_norm:
+            q = _rms_norm(q, weights["q_norm"]["scale"], config.norm_eps)
+            k = _rms_norm(k, weights["k_norm"]["scale"], config.norm_eps)
+        turning = int(size * config.rotary_fraction)
+        q, k = (
+            np.concatenate([_rotate(part[:, :turning], config.rope_theta), part[:, turning:]], 1)
+            for part in (q, k)
+        )
         for t in range(len(x)):
             scores = k[: t + 1] @ q[t] / np.sqrt(size)
             chances = np.exp(scores - scores.max())

@@ -10,18 +10,17 @@ SLOTS, PAGE_SIZE, MAX_PAGES, PREFILL_ROWS = 4, 8, 4, 3
 
 
 @functools.cache
-def programs(policy):
-    """(serving parameters, prefill, decode) of the policy with the parameters of the lab."""
-    size = "tiny_moe" if policy.config.num_experts else "tiny"
-    serving = policy.serving(lab.params_of(size))
-    return serving, jax.jit(policy.prefill), jax.jit(policy.decode)
+def programs(size):
+    """(serving parameters, prefill, decode) of the lab's policy with the lab's parameters."""
+    policy = lab.policy_of(size)
+    return policy.serving(lab.params_of(size)), jax.jit(policy.prefill), jax.jit(policy.decode)
 
 
 class Pool:
     """A cache and the pages of its slots; `order` is the order in which pages are given out."""
 
     def __init__(self, size, *, num_pages=SLOTS * MAX_PAGES, order=None):
-        self.policy = lab.policy_of(size)
+        self.size, self.policy = size, lab.policy_of(size)
         self.cache = self.policy.init_cache(num_pages, PAGE_SIZE)
         self.free = list(range(num_pages) if order is None else order)
         self.pages = {slot: [] for slot in range(SLOTS)}
@@ -55,7 +54,7 @@ class Pool:
             last[r] = first[r] + len(known)
             tokens[r, first[r] : last[r]] = known
             row_table[r] = table[slot]
-        serving, prefill, _ = programs(self.policy)
+        serving, prefill, _ = programs(self.size)
         self.cache, ids = prefill(serving, self.cache, tokens, page_index, first, last, row_table)
         ids = np.asarray(ids)
         return [ids[r, first[r] : last[r]] for r in range(len(pieces))]
@@ -67,7 +66,7 @@ class Pool:
         for slot, (token, position) in entries.items():
             tokens[slot], positions[slot], active[slot] = token, position, True
             self.cover(slot, position + 1)
-        serving, _, decode = programs(self.policy)
+        serving, _, decode = programs(self.size)
         logits, self.cache, ids = decode(
             serving, self.cache, tokens, positions, active, *self.tables()
         )

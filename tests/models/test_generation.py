@@ -8,7 +8,8 @@ import paged_lab
 import pytest
 
 MANY = paged_lab.SLOTS * paged_lab.MAX_PAGES
-MOST_FORMS = [pytest.param("tiny", marks=pytest.mark.slow), "tiny_moe"]
+SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in ("tiny", *lab.OTHER_SIZES)]
+MOST_FORMS = [*SLOW, "tiny_moe"]
 SCATTERED = [9, 2, 14, 7, 0, 5, 11, 3, 1, 8, 4, 15, 6, 10, 12, 13]
 
 
@@ -44,7 +45,7 @@ def _play(pool, slot, tokens, *, prompt, others=()):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("size", lab.SIZES)
+@pytest.mark.parametrize("size", lab.SIZES + lab.OTHER_SIZES)
 def test_an_episode_of_two_turns_scores_as_the_full_forward_does(size):
     tokens = _tokens(2)
     full = _full_logprobs(size, tokens)
@@ -148,13 +149,14 @@ def test_idle_slots_and_empty_rows_leave_the_cache_untouched():
         assert changed == pool.pages[2]
 
 
-def test_the_experts_of_prefill_and_decode_are_those_of_the_full_forward():
+@pytest.mark.parametrize("size", ["tiny_moe", "tiny_glm"])
+def test_the_experts_of_prefill_and_decode_are_those_of_the_full_forward(size):
     tokens = _tokens(1, seed=5)[0]
-    pool = paged_lab.Pool("tiny_moe")
+    pool = paged_lab.Pool(size)
     ids = pool.prefill((1, tokens[:8], 0), (1, tokens[8:13], 8))
     ids += [pool.decode({1: (tokens[t], t)})[1][[1]] for t in range(13, 24)]
     ids = np.concatenate(ids)
-    policy, params = pool.policy, lab.params_of("tiny_moe")
+    policy, params = pool.policy, lab.params_of(size)
     rows = [np.stack([row] * 2) for row in (tokens, np.arange(24), np.ones(24, int))]
     run = jax.jit(policy.hidden)
 

@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -19,7 +18,7 @@ from jaxrl_single.models import api, config, hf, sizes
 from tests.models import model_lab
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-NAMES = ("qwen3", "qwen3_moe")
+NAMES = ("qwen3", "qwen3_moe", "llama", "qwen2", "glm4_moe")
 # Two float32 programs that add in different orders; measured 7e-6 for log-probs down to -11.
 TOLERANCE = 2e-5
 
@@ -37,9 +36,14 @@ def random_model(size, dtype, tied):
     shape = dataclasses.replace(
         sizes.get(size, vocab_size=model_lab.VOCAB_SIZE, dtype=dtype), tie_embeddings=tied
     )
+    return shape, random_params(shape)
+
+
+@functools.cache
+def random_params(shape):
     leaves = jax.eval_shape(api.build_policy(shape).init, jax.random.key(0))
     rng = np.random.default_rng(5)
-    return shape, jax.tree.map(lambda leaf: _random(rng, leaf), leaves)
+    return jax.tree.map(lambda leaf: _random(rng, leaf), leaves)
 
 
 def _random(rng, leaf) -> np.ndarray:
@@ -82,14 +86,14 @@ def test_what_transformers_wrote_comes_back_byte_by_byte(name, tmp_path):
     assert sorted(ours) == sorted(theirs)
     for tensor, array in theirs.items():
         assert ours[tensor].tobytes() == array.tobytes(), tensor
-    if name == "qwen3":  # one file of theirs too, so the files are equal
+    if name != "qwen3_moe":  # one file of theirs too, so the files are equal
         written = (tmp_path / "out" / "model.safetensors").read_bytes()
         assert written == (GOLDEN / name / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", config.DTYPES)
-@pytest.mark.parametrize("size", model_lab.SIZES)
+@pytest.mark.parametrize("size", model_lab.SIZES + model_lab.OTHER_SIZES)
 def test_round_trip_is_exact(size, dtype, tied, tmp_path):
     shape, params = random_model(size, dtype, tied)
     hf.save(tmp_path / "out", shape, params, context_length=512, stop_token_ids=(7,))
@@ -179,28 +183,60 @@ def test_nothing_is_written_of_a_checkpoint_that_fails(tmp_path):
         hf.save(tmp_path / "out", shape, params, context_length=64)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", model_lab.SIZES)
-def test_transformers_reads_what_we_write_and_we_what_it_writes(size, tmp_path):
+def _scaled(kind, **fields):
+    return {"rope_scaling": config.RopeScaling(kind, factor=4.0, **fields)}
+
+
+CASES = {
+    "qwen3": ("tiny", {}),
+    "qwen3, tied": ("tiny", {"tie_embeddings": True}),
+    "qwen3_moe": ("tiny_moe", {}),
+    "qwen3_moe, not normalised": ("tiny_moe", {"normalize_experts": False}),
+    "llama, tied": ("tiny_llama", {}),
+    "llama": ("tiny_llama", {"tie_embeddings": False}),
+    "llama3": ("tiny_llama", _scaled("llama3", original_length=16, fast_turns=4.0)),
+    "dynamic": ("tiny_llama", _scaled("dynamic", original_length=64)),
+    "qwen2": ("tiny_qwen2", {}),
+    "qwen2, tied": ("tiny_qwen2", {"tie_embeddings": True}),
+    "yarn": ("tiny_qwen2", _scaled("yarn", original_length=16)),
+    "yarn, all set": (
+        "tiny_qwen2",
+        _scaled("yarn", original_length=16, attention_factor=1.25, truncate=False, slow_turns=2.0),
+    ),
+    "linear": ("tiny", _scaled("linear")),
+    "glm4_moe": ("tiny_glm", {}),
+    "glm4_moe with norms": ("tiny_glm", {"qk_norm": True, "attention_bias": False}),
+    "glm4_moe, no dense layer": (
+        "tiny_glm",
+        {"num_dense_layers": 0, "normalize_experts": False, "num_shared_experts": 2},
+    ),
+}
+
+
+@pytest.mark.slow
+def test_transformers_reads_what_we_write_and_we_what_it_writes(tmp_path):
     python = os.environ.get("JAXRL_HF_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode:
         pytest.skip("no transformers; JAXRL_HF_PYTHON may name a python that has it")
-    shape, params = random_model(size, "float32", False)
-    hf.save(tmp_path / "ours", shape, params, context_length=64)
-    tokens = np.random.default_rng(0).integers(0, shape.vocab_size, (3, 40))
-    script = str(pathlib.Path(__file__).with_name("run_transformers.py"))
+    tokens = np.random.default_rng(0).integers(0, model_lab.VOCAB_SIZE, (3, 40))
+    models = {}
+    for number, (name, (size, changes)) in enumerate(CASES.items()):
+        shape = dataclasses.replace(sizes.get(size, vocab_size=model_lab.VOCAB_SIZE), **changes)
+        models[name] = (tmp_path / f"ours{number}", tmp_path / f"theirs{number}", shape)
+        hf.save(models[name][0], shape, random_params(shape), context_length=64)
+    pairs = [list(map(str, paths)) for *paths, _ in models.values()]
     done = subprocess.run(
-        [python, script, str(tmp_path / "ours"), str(tmp_path / "theirs")],
-        input=json.dumps({"tokens": tokens.tolist()}),
+        [python, str(pathlib.Path(__file__).with_name("run_transformers.py"))],
+        input=json.dumps({"tokens": tokens.tolist(), "pairs": pairs}),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["problems"] == {}
-    ours = our_logprobs(shape, params, tokens.astype(np.int32))
-    np.testing.assert_allclose(ours, answer["logprobs"], atol=TOLERANCE, rtol=0)
-    found, loaded = hf.load(tmp_path / "theirs")
-    assert found == shape
-    assert_same_bytes(loaded, params)
-    shutil.rmtree(tmp_path / "theirs")
+    answers = map(json.loads, done.stdout.splitlines()[-len(pairs) :])
+    for (name, (_, theirs, shape)), answer in zip(models.items(), answers, strict=True):
+        assert answer["problems"] == {}, name
+        ours = our_logprobs(shape, random_params(shape), tokens.astype(np.int32))
+        np.testing.assert_allclose(ours, answer["logprobs"], atol=TOLERANCE, rtol=0, err_msg=name)
+        found, loaded = hf.load(theirs)
+        assert found == shape, name
+        assert_same_bytes(loaded, random_params(shape))

@@ -1,5 +1,6 @@
 """What is wrong with a checkpoint is told by the name of the file, field or tensor."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_single.models import hf
+from jaxrl_single.models import hf, sizes
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -65,16 +66,20 @@ def test_older_spellings_mean_the_same(moe):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "llama"}, r"model_type is 'llama'; this package reads \['qwen3', 'qwen3_"),
+        ({"model_type": "bert"}, r"model_type is 'bert'; this package reads \['glm4_moe', 'llama"),
         ({"model_type": None}, "model_type is None"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; our qwen3_moe has 'silu' only"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is {'type': 'yarn'}"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type is 'yarn'"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing, which 'yarn' needs"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling and .* contradict"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type is 'longrope'; this"),
+        ({"rope_scaling": {"type": "yarn", "mscale": 1}}, r"rope_scaling has \['mscale'\]; of 'ya"),
+        ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor is '4', expected a number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor 0.5, must be at least 1"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', expected an object or null"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
-        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
-        ({"norm_topk_prob": None}, "norm_topk_prob is False"),  # what transformers takes then
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1, expected bool"),
         ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         ({"rope_theta": 1e6}, "rope_parameters.rope_theta and rope_theta contradict each other"),
@@ -93,6 +98,59 @@ def test_a_config_that_our_model_does_not_compute(moe, fields, message):
     change_config(moe, **fields)
     with pytest.raises(ValueError, match=message):
         hf.load(moe)
+
+
+def test_routers_that_do_not_normalise_say_so_by_nothing(moe):
+    assert hf.describe(moe).model.normalize_experts
+    change_config(moe, removed=("norm_topk_prob",))  # transformers takes false then
+    assert not hf.describe(moe).model.normalize_experts
+
+
+@pytest.fixture
+def glm(tmp_path):
+    return pathlib.Path(shutil.copytree(GOLDEN / "glm4_moe", tmp_path / "glm"))
+
+
+@pytest.mark.parametrize("field", ["n_group", "topk_group"])
+def test_groups_of_experts_are_refused(glm, field):
+    change_config(glm, **{field: 2})
+    with pytest.raises(ValueError, match=f"{field} is 2; our glm4_moe has 1 only"):
+        hf.load(glm)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(glm):
+    _, before = hf.load(glm)
+
+    def change(tensors):
+        tensors["model.layers.2.eh_proj.weight"] = np.ones((16, 32), np.float32)
+
+    change_tensors(glm, change)
+    change_config(glm, num_nextn_predict_layers=1)
+    assert same(hf.load(glm)[1], before)
+    change_config(glm, num_nextn_predict_layers=0)
+    with pytest.raises(ValueError, match=r"1 unknown \(model\.layers\.2\.eh_proj\.weight\)"):
+        hf.load(glm)
+
+
+def test_a_bias_that_config_json_denies_is_unknown(glm):
+    change_config(glm, attention_bias=False)
+    with pytest.raises(ValueError, match=r"6 unknown \(model\.layers\.0\.self_attn\.k_proj\.bias"):
+        hf.load(glm)
+
+
+def test_fields_that_llama_leaves_out(tmp_path):
+    llama = pathlib.Path(shutil.copytree(GOLDEN / "llama", tmp_path / "llama"))
+    new = hf.describe(llama).model
+    absent = ("head_dim", "num_key_value_heads", "tie_word_embeddings", "rope_parameters")
+    change_config(llama, removed=absent)
+    expected = {"head_size": 4, "num_kv_heads": 4, "rope_theta": 10_000.0, "rope_scaling": None}
+    assert hf.describe(llama).model == dataclasses.replace(new, **expected)
+
+
+def test_a_shape_of_no_family_names_what_is_odd(tmp_path):
+    shape = dataclasses.replace(sizes.SIZES["tiny"], attention_bias=True)
+    with pytest.raises(ValueError, match=r"no family .* closest, but for \{'attention_bias': True"):
+        hf.save(tmp_path / "out", shape, {}, context_length=64)
 
 
 def test_a_config_that_is_no_object(moe):

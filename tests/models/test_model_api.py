@@ -20,21 +20,43 @@ SHARED_SHAPES = {
     "layers/attention/k_proj": (2, 64, 32),
     "layers/attention/v_proj": (2, 64, 32),
     "layers/attention/o_proj": (2, 64, 64),
-    "layers/attention/q_norm/scale": (2, 16),
-    "layers/attention/k_norm/scale": (2, 16),
     "layers/mlp_norm/scale": (2, 64),
 }
+NORMS = {"layers/attention/q_norm/scale": (2, 16), "layers/attention/k_norm/scale": (2, 16)}
+BIASES = {
+    "layers/attention/q_bias": (2, 64),
+    "layers/attention/k_bias": (2, 32),
+    "layers/attention/v_bias": (2, 32),
+}
+MLP = {
+    "layers/mlp/gate": (2, 64, 128),
+    "layers/mlp/up": (2, 64, 128),
+    "layers/mlp/down": (2, 128, 64),
+}
+EXPERTS = {
+    "layers/router/kernel": (2, 64, 4),
+    "layers/experts/gate": (2, 4, 64, 64),
+    "layers/experts/up": (2, 4, 64, 64),
+    "layers/experts/down": (2, 4, 64, 64),
+}
+SHARED_EXPERTS = {
+    "layers/router/bias": (2, 4),
+    "layers/shared_experts/gate": (2, 64, 64),
+    "layers/shared_experts/up": (2, 64, 64),
+    "layers/shared_experts/down": (2, 64, 64),
+}
 OWN_SHAPES = {
-    "tiny": {
-        "layers/mlp/gate": (2, 64, 128),
-        "layers/mlp/up": (2, 64, 128),
-        "layers/mlp/down": (2, 128, 64),
-    },
-    "tiny_moe": {
-        "layers/router/kernel": (2, 64, 4),
-        "layers/experts/gate": (2, 4, 64, 64),
-        "layers/experts/up": (2, 4, 64, 64),
-        "layers/experts/down": (2, 4, 64, 64),
+    "tiny": NORMS | MLP,
+    "tiny_moe": NORMS | EXPERTS,
+    "tiny_qwen2": BIASES | MLP,
+    # Its first layer, an attention with an MLP, lies in another stack.
+    "tiny_glm": BIASES
+    | EXPERTS
+    | SHARED_EXPERTS
+    | {
+        path.replace("layers/", "dense_layers/", 1): (1, *shape[1:])
+        for path, shape in (SHARED_SHAPES | BIASES | MLP).items()
+        if path.startswith("layers/")
     },
 }
 
@@ -52,7 +74,7 @@ def _is_plain(tree):
     return type(tree) is dict and all(_is_plain(child) for child in tree.values())
 
 
-@pytest.mark.parametrize("size", lab.SIZES)
+@pytest.mark.parametrize("size", sorted(OWN_SHAPES))
 def test_parameters_are_plain_dicts_with_the_documented_paths(size):
     params = lab.params_of(size)
 
@@ -137,10 +159,11 @@ def test_values_are_float32_in_every_dtype():
     assert values.dtype == jnp.float32
 
 
-def test_rows_and_parameters_sharded_over_a_mesh_give_the_same_numbers():
+@pytest.mark.parametrize("size", ["tiny_moe", "tiny_glm"])
+def test_rows_and_parameters_sharded_over_a_mesh_give_the_same_numbers(size):
     policy, params, rows = (
-        lab.policy_of("tiny_moe"),
-        lab.params_of("tiny_moe"),
+        lab.policy_of(size),
+        lab.params_of(size),
         lab.packed_rows(((9, 12), (17,))),
     )
     mesh = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)

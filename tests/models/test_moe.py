@@ -1,5 +1,7 @@
 """The router and the three forms of the experts, against numpy and against each other."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,9 +102,9 @@ def test_the_router_keeps_the_largest_and_renormalises_in_float32(dtype):
 
     mixing, chosen = jax.jit(router)(x)
 
-    kernel = np.asarray(router.kernel[...], np.float64)
+    weights = {"kernel": np.asarray(router.kernel[...], np.float64)}
     expected = [
-        numpy_decoder.router_weights(token, kernel, 2) for token in np.asarray(x, np.float64)
+        numpy_decoder.router_weights(token, weights, shape) for token in np.asarray(x, np.float64)
     ]
     assert mixing.dtype == jnp.float32
     np.testing.assert_allclose(mixing, expected, atol=1e-6)
@@ -130,9 +132,11 @@ def test_given_experts_are_taken_and_weighted_by_the_router_itself():
     kernel = kernel.astype(np.float32)
     given = np.array([[3, 0], [-1, -1], [1, 2], [-1, 2]], np.int16)
 
-    mixing, chosen = moe.route(x, kernel, PER_TOKEN, given)
+    shape = sizes.SIZES["tiny_moe"]
 
-    own_mixing, own_chosen = moe.route(x, kernel, PER_TOKEN)
+    mixing, chosen = moe.route(shape, x, kernel, expert_ids=given)
+
+    own_mixing, own_chosen = moe.route(shape, x, kernel)
     logits = x.astype(np.float64) @ kernel
     for t in (0, 2):
         np.testing.assert_array_equal(chosen[t], given[t])
@@ -142,5 +146,48 @@ def test_given_experts_are_taken_and_weighted_by_the_router_itself():
     for t in (1, 3):
         np.testing.assert_array_equal(chosen[t], own_chosen[t])
         np.testing.assert_array_equal(mixing[t], own_mixing[t])
-    slope = jax.grad(lambda kernel: moe.route(x[:1], kernel, PER_TOKEN, given[:1])[0][0, 3])(kernel)
+
+    def weight_of_expert_3(kernel):
+        return moe.route(shape, x[:1], kernel, expert_ids=given[:1])[0][0, 3]
+
+    slope = jax.grad(weight_of_expert_3)(kernel)
     np.testing.assert_array_equal(np.flatnonzero(np.abs(slope).sum(axis=0)), [0, 3])
+
+
+@pytest.mark.parametrize("router", config.ROUTERS)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_weights_of_every_kind_of_router(router, normalize):
+    shape = dataclasses.replace(
+        sizes.SIZES["tiny_moe"], router=router, normalize_experts=normalize, expert_scale=1.5
+    )
+    rng = np.random.default_rng(4)
+    x, kernel = rng.normal(size=(50, 6)), rng.normal(size=(6, EXPERTS))
+    weights = {"kernel": kernel, "bias": rng.normal(size=EXPERTS)}
+    bias = weights["bias"].astype(np.float32) if router == "sigmoid" else None
+
+    mixing, chosen = moe.route(shape, x.astype(np.float32), kernel.astype(np.float32), bias)
+
+    expected = [numpy_decoder.router_weights(token, weights, shape) for token in x]
+    np.testing.assert_allclose(mixing, expected, atol=1e-5)
+    np.testing.assert_array_equal(
+        np.sort(chosen, axis=1), [np.flatnonzero(row) for row in expected]
+    )
+
+
+def test_the_bias_of_a_router_decides_and_has_no_gradient():
+    shape = sizes.SIZES["tiny_glm"]
+    rng = np.random.default_rng(5)
+    x, kernel = rng.normal(size=(50, 6)).astype(np.float32), np.zeros((6, EXPERTS), np.float32)
+    bias = np.array([0.1, 0.3, 0.0, 0.2], np.float32)
+
+    mixing, chosen = moe.route(shape, x, kernel, bias)
+    given = jnp.full((50, PER_TOKEN), jnp.array([0, 2]))
+    replayed, taken = moe.route(shape, x, kernel, bias, given)
+
+    np.testing.assert_array_equal(chosen, [[1, 3]] * 50)
+    np.testing.assert_allclose(mixing, [[0, 0.75, 0, 0.75]] * 50, rtol=1e-6)  # scaled by 1.5
+    np.testing.assert_array_equal(taken, given)
+    np.testing.assert_allclose(replayed, [[0.75, 0, 0.75, 0]] * 50, rtol=1e-6)
+    slopes = jax.grad(lambda *p: moe.route(shape, x, *p)[0][:, 1].sum(), (0, 1))(kernel, bias)
+    assert np.abs(slopes[0]).max() > 0
+    np.testing.assert_array_equal(slopes[1], 0)

@@ -1,16 +1,21 @@
 """Meshes, sharding rules, and the same numbers on one device and on eight."""
 
+import pathlib
+
 import jax
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 import trainer_cases as cases
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_single.models import api, sizes
+from jaxrl_single.models import api, hf, sizes
 from jaxrl_single.trainer import mesh as mesh_lib
 from jaxrl_single.trainer import optim, supervised_step
 from jaxrl_single.trainer import state as state_lib
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "models" / "golden"
 
 
 def test_all_axes_exist_and_are_automatic():
@@ -117,8 +122,9 @@ def test_eight_devices_give_the_numbers_of_one():
 
 
 @pytest.mark.slow
-def test_a_real_model_takes_the_same_step_on_eight_devices():
-    policy = api.build_policy(cases.real_config("tiny_moe"))
+@pytest.mark.parametrize("size", ["tiny_moe", "tiny_glm"])
+def test_a_real_model_takes_the_same_step_on_eight_devices(size):
+    policy = api.build_policy(cases.real_config(size))
     params = policy.init(jax.random.key(0))
     optimizer = cases.optimizer(params, transform=optax.sgd(1.0))
     step = supervised_step.make_supervised_step(policy, optimizer, chunk=cases.CHUNK)
@@ -132,3 +138,29 @@ def test_a_real_model_takes_the_same_step_on_eight_devices():
     cases.assert_close(sharded.params, expected.params, atol=1e-5)
     cases.assert_close(metrics, expected_metrics, atol=1e-5)
     assert cases.any_differs(expected.params, params)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "glm4_moe",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("qwen3", "qwen3_moe", "llama", "qwen2")
+        ),
+    ],
+)
+def test_checkpoints_of_each_family_on_eight_devices_give_the_numbers_of_transformers(name):
+    shape, params = hf.load(GOLDEN / name, dtype="float32")
+    expected = safetensors.numpy.load_file(GOLDEN / name / "expected.safetensors")
+    policy = api.build_policy(shape)
+    tokens = expected["tokens"]
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    mesh = mesh_lib.make_mesh({"fsdp": 2, "tensor": 2, "expert": 2})
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, mesh_lib.parameter_shardings(params, mesh))
+        hidden = jax.jit(policy.hidden)(placed, tokens, positions, np.ones_like(tokens))
+        logprobs = jax.nn.log_softmax(hidden @ policy.unembedding(placed).T)
+    q_proj = placed["layers"]["attention"]["q_proj"]
+    assert q_proj.addressable_shards[0].data.size == q_proj.size // 4
+    np.testing.assert_allclose(logprobs, expected["logprobs"], atol=1e-4, rtol=0)
