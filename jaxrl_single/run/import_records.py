@@ -1,9 +1,9 @@
 """Turns rollouts of other systems into records that run.score reads.
 
-    python -m jaxrl_single.run.convert --from=store --input=WORKDIR --output=RECORDS.jsonl
-    python -m jaxrl_single.run.convert --from=trl --input=DUMP.jsonl --output=RECORDS.jsonl
+    python -m jaxrl_single.run.import_records --from=store --input=WORKDIR --output=RECORDS.jsonl
+    python -m jaxrl_single.run.import_records --from=trl --input=DUMP.jsonl --output=RECORDS.jsonl
 
-verl and slime likewise. What is read of each is told in jaxrl_single/lab/convert.py, and what is
+verl and slime likewise. What is read of each is told in jaxrl_single/lab/dumps.py, and what is
 written in jaxrl_single/lab/records.py. A dump knows nothing of the policy to be scored: its
 policy_logprobs are the trainer's before the update, or else the sampler's. Put yours in with
 --fields, a file of JSON lines {"id": ..., "policy_logprobs": [...], ...}.
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 
-from jaxrl_single.lab import convert
+from jaxrl_single.lab import dumps
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     try:
         records = list(_records(args))
         if args.fields:
-            convert.add_fields(records, args.fields)
+            dumps.add_fields(records, args.fields)
         with open(args.output, "w", encoding="utf-8") as output:
             output.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
     except (ValueError, OSError) as error:
@@ -32,12 +32,12 @@ def main() -> int:
 
 def _records(args: argparse.Namespace):
     if args.source == "store":
-        yield from convert.from_store(args.input, split=args.split)
+        yield from dumps.from_store(args.input, split=args.split)
         return
     options = {"reward_key": args.reward_key} if args.source == "slime" else {}
-    for number, sample in enumerate(convert.samples_of(args.input, args.source)):
+    for number, sample in enumerate(dumps.samples_of(args.input, args.source)):
         try:
-            yield convert.CONVERTERS[args.source](sample, number, **options)
+            yield dumps.CONVERTERS[args.source](sample, number, **options)
         except ValueError as error:
             raise ValueError(f"sample {number}: {error}") from None
 
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sources = ["store", *convert.CONVERTERS]
+    sources = ["store", *dumps.CONVERTERS]
     parser.add_argument("--from", dest="source", required=True, choices=sources)
     parser.add_argument("--input", required=True)
     parser.add_argument("--output", required=True)

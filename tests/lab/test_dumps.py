@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from jaxrl_single import store, types, workdir
-from jaxrl_single.lab import convert, records
+from jaxrl_single.lab import dumps, records
 from tests.trajectory_maker import make_error, make_trajectory
 
 
 def converted(path, source, lines, **options):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    samples = enumerate(convert.samples_of(path, source))
-    found = [convert.CONVERTERS[source](sample, number, **options) for number, sample in samples]
+    samples = enumerate(dumps.samples_of(path, source))
+    found = [dumps.CONVERTERS[source](sample, number, **options) for number, sample in samples]
     text = [json.dumps(record, allow_nan=False) for record in found]
     return records.parse_lines(enumerate(text, start=1))
 
@@ -119,7 +119,7 @@ def test_what_is_missing_or_uneven_is_named(tmp_path):
             converted(dump, source, lines)
     dump.write_text("{")
     with pytest.raises(ValueError, match="line 1: Expecting"):
-        list(convert.samples_of(dump, "trl"))
+        list(dumps.samples_of(dump, "trl"))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def run_with_two(tmp_path):
 def test_the_store(run_with_two):
     paths, given = run_with_two
     for where in (paths.root, paths.trajectories):
-        found = list(convert.from_store(where))
+        found = list(dumps.from_store(where))
         text = [json.dumps(record, allow_nan=False) for record in found]
         first, second = records.parse_lines(enumerate(text, start=1))
         assert [first["reward"], second["reward"]] == [0.0, 1.0]
@@ -152,7 +152,7 @@ def test_the_store(run_with_two):
         rows = second["topk_rollout_logprobs"]
         assert (rows[mask] == [-0.5, -np.inf]).all()
         assert np.isnan(rows[~mask]).all()
-    assert list(convert.from_store(paths.root, split="eval")) == []
+    assert list(dumps.from_store(paths.root, split="eval")) == []
 
 
 def test_a_torn_file_is_refused(run_with_two):
@@ -160,16 +160,16 @@ def test_a_torn_file_is_refused(run_with_two):
     torn = store.files(paths.trajectories, "train")[0]
     torn.write_bytes(torn.read_bytes()[:-5])
     with pytest.raises(types.InvalidTrajectory):
-        list(convert.from_store(paths.root))
+        list(dumps.from_store(paths.root))
 
 
 def test_own_fields_are_put_in_by_id(tmp_path):
     found = [{"id": 0, "policy_logprobs": [-1]}, {"id": "b", "policy_logprobs": [-1]}]
     path = tmp_path / "fields.jsonl"
     path.write_text('{"id": "b", "policy_logprobs": [-2], "values": [0.5]}\n')
-    convert.add_fields(found, path)
+    dumps.add_fields(found, path)
     assert found[0] == {"id": 0, "policy_logprobs": [-1]}
     assert found[1] == {"id": "b", "policy_logprobs": [-2], "values": [0.5]}
     path.write_text('{"id": "c"}\n')
     with pytest.raises(ValueError, match="line 1: no record has the id 'c'"):
-        convert.add_fields(found, path)
+        dumps.add_fields(found, path)

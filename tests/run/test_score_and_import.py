@@ -1,4 +1,4 @@
-"""The commands `run.score` and `run.convert` as processes, from a dump to coefficients."""
+"""The commands `run.score` and `run.import_records` as processes, from a dump to coefficients."""
 
 import json
 import subprocess
@@ -26,7 +26,11 @@ def test_a_dump_is_converted_and_scored_in_float64(tmp_path):
     own |= {"rewards": [1.0, -0.5, 2.0], "reward": 2.5, "values": [0, 0, 0]}
     fields.write_text(json.dumps(own) + "\n")
     done = command(
-        "convert", "--from=trl", f"--input={dump}", f"--output={records}", f"--fields={fields}"
+        "import_records",
+        "--from=trl",
+        f"--input={dump}",
+        f"--output={records}",
+        f"--fields={fields}",
     )
     assert (done.returncode, done.stderr) == (0, "")
     done = command(
