@@ -54,11 +54,10 @@ class Pages:
         self._owner[found] = slot
         self.counts[slot] = count
 
-    def give_back(self, slot: int, keep: int = 0) -> None:
-        """Frees all pages of the slot but the first `keep`."""
-        have = int(self.counts[slot])
-        self._owner[self.table[slot, keep:have]] = NO_OWNER
-        self.counts[slot] = min(keep, have)
+    def give_back(self, slot: int) -> None:
+        """Frees all pages of the slot."""
+        self._owner[self.table[slot, : self.counts[slot]]] = NO_OWNER
+        self.counts[slot] = 0
 
     def map(self) -> tuple[np.ndarray, np.ndarray]:
         """(owner, index), i32 [P] each, as `api.Policy.decode` takes them."""

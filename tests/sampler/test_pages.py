@@ -29,14 +29,15 @@ def test_pages_with_low_ids_go_first_and_the_map_names_each_owner():
     table = pages.Pages(3, 4, (6,))
     table.take(2, 2)
     table.take(0, 1)
-    table.give_back(2, keep=1)  # page 1 is free again
+    table.give_back(2)  # pages 0 and 1 are free again
     table.take(0, 3)
-    assert table.table[0, :3].tolist() == [2, 1, 3]
-    assert table.table[2, :1].tolist() == [0]
+    table.take(2, 1)
+    assert table.table[0, :3].tolist() == [2, 0, 1]
+    assert table.table[2, :1].tolist() == [3]
     assert (table.counts.tolist(), table.num_free) == ([3, 0, 1], 2)
     owner, index = table.map()
-    assert owner.tolist() == [2, 0, 0, 0, 0, 0]
-    assert index.tolist() == [0, 1, 0, 2, 4, 4]  # 4, behind the last page of a slot: free
+    assert owner.tolist() == [0, 0, 0, 2, 0, 0]
+    assert index.tolist() == [1, 2, 0, 0, 4, 4]  # 4, behind the last page of a slot: free
 
 
 def test_a_smaller_pool_moves_what_lies_behind_its_end():
@@ -44,7 +45,8 @@ def test_a_smaller_pool_moves_what_lies_behind_its_end():
     table.grow(table.larger)
     table.take(0, 3)
     table.take(1, 3)
-    table.give_back(0, keep=1)
+    table.give_back(0)
+    table.take(0, 1)
     before = {(1, column): page for column, page in enumerate(table.table[1, :3].tolist())}
     sources, targets = table.shrink(table.smaller)
     moved = dict(zip(sources.tolist(), targets.tolist(), strict=True))
