@@ -188,9 +188,14 @@ def _env() -> ConfigDict:
             # The rest is for env.name = "tools".
             "dataset": "",  # of reasoning-gym, "chain_sum" for instance; empty = tasks_file
             "dataset_options": {},  # of that dataset; `size` is the number of its entries
-            "tools": ("calculator",),  # that the model may call
+            "tools": ("calculator",),  # that the model may call: calculator | python
             "tool_format": "hermes",  # how it writes calls, see jaxrl_single/envs/tool_formats.py
             "tool_output_chars": 2000,  # of an answer to a call; the middle of more is left out
+            "tool_timeout_s": 5.0,  # of a call of python, by the clock
+            # Walls around python: bubblewrap | namespaces | auto: one of these, or the run does not
+            # start | none: what the model writes sees and changes all that you can.
+            "sandbox": "auto",
+            "sandbox_memory_mb": 512,  # address space of each process of python
             "observation_role": "",  # who answers a call: tool | user; empty = as the format has it
             # First message; the schemas of the tools replace `{tools}` in it, one a line, or go to
             # the chat template if there is none. Empty = none, or what the template itself says.

@@ -183,7 +183,7 @@ def _fault(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str |
     for name, value in arguments.items():
         expected = _PYTHON_TYPES.get(known[name].get("type"))
         if expected is not None and not isinstance(value, expected):
-            return f"{name} is {value!r}, expected a {known[name]['type']}"
+            return f"{name} is {value!r}, must be of type {known[name]['type']}"
     return None
 
 

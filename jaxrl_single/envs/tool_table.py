@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import string
@@ -17,15 +18,18 @@ from jaxrl_single.envs import (
     calculator_tool,
     chat,
     prompt,
+    python_tool,
     reasoning_gym_tasks,
     tasks_file,
     tool_env,
     tool_formats,
 )
+from jaxrl_single.envs.sandbox import isolation, pool
+from jaxrl_single.envs.sandbox import limits as limits_lib
 
 Section = dict[str, Any]
 
-TOOLS = {"calculator": calculator_tool.CalculatorTool}
+TOOLS = {tool.name: tool for tool in (calculator_tool.CalculatorTool, python_tool.PythonTool)}
 SCHEMAS_PLACE = "{tools}"  # in env.system_prompt
 
 
@@ -35,17 +39,13 @@ def make_env(section: Section) -> Callable[[], base.Env]:
     Raises:
       ValueError: a field of the section is out of its range.
     """
-    options = _options(section)
-    tools = _tools(section)
-    tool_format = _format(section)
-    check = _check(section)
-    name = section["dataset"] or "tools"
-    return lambda: tool_env.ToolEnv(
-        make_tools=lambda seed: [tool() for tool in tools],
-        tool_format=tool_format,
-        check=check,
-        options=options,
-        name=name,
+    return functools.partial(
+        tool_env.ToolEnv,
+        make_tools=_make_tools(section),
+        tool_format=_format(section),
+        check=_check(section),
+        options=_options(section),
+        name=section["dataset"] or "tools",
     )
 
 
@@ -122,7 +122,34 @@ def _options(section: Section) -> tool_env.Options:
     )
 
 
-def _tools(section: Section) -> list[Callable[[], tool_env.Tool]]:
+def _make_tools(section: Section) -> Callable[[int], list[tool_env.Tool]]:
+    """Seed of an episode -> its tools."""
+    tools = _tools(section)
+    make_python = _make_python(section) if python_tool.PythonTool in tools else None
+
+    def make(seed: int) -> list[tool_env.Tool]:
+        return [
+            make_python(seed=seed) if tool is python_tool.PythonTool else tool() for tool in tools
+        ]
+
+    return make
+
+
+def _make_python(section: Section) -> Callable[..., python_tool.PythonTool]:
+    if section["tool_timeout_s"] <= 0:
+        raise ValueError(f"env.tool_timeout_s is {section['tool_timeout_s']}, must be > 0")
+    limits = limits_lib.Limits(
+        memory_mb=section["sandbox_memory_mb"], output_chars=section["tool_output_chars"]
+    )
+    chosen = isolation.choose(section["sandbox"])
+    isolation.announce(chosen)
+    interpreters = pool.Pool(chosen, limits)
+    atexit.register(interpreters.close)
+    timeout_s = float(section["tool_timeout_s"])
+    return functools.partial(python_tool.PythonTool, interpreters, timeout_s=timeout_s)
+
+
+def _tools(section: Section) -> list[type[tool_env.Tool]]:
     names = list(section["tools"])
     unknown = [name for name in names if name not in TOOLS]
     if unknown or len(set(names)) != len(names):

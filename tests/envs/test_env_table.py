@@ -17,7 +17,7 @@ def _section(**changes):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"'calcolator'; known are \['calculator'\]"):
+    with pytest.raises(ValueError, match=r"'calcolator'; known are \['calculator', 'tools'\]"):
         table.get("calcolator")
 
 

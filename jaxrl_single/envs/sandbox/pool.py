@@ -1,0 +1,259 @@
+"""Python interpreters in a sandbox, for asyncio.
+
+    async with pool.interpreter(seed=1) as python:
+        result = await python.run("x = 2 ** 10")
+        result = await python.run("print(x)")        # x is still there
+
+Each is started before it is needed, used by one episode, and ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from jaxrl_single.envs.sandbox import isolation as isolation_lib
+from jaxrl_single.envs.sandbox import limits as limits_lib
+from jaxrl_single.envs.sandbox import spawners
+
+START_S = 30.0  # a start takes so long at most; a fork takes milliseconds, a busy machine more
+_GRACE_S = 1.0  # after its deadline a run may still answer for so long, before it is killed
+_END_S = 5.0  # until a killed interpreter is gone
+_SPARES = 4  # interpreters that wait for an episode
+_JSON_BYTES = 12  # of one byte of output, at most, as JSON
+
+
+class SandboxError(RuntimeError):
+    """An interpreter can't be started: a fault of this machine, not of the code."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+      output: what the code and its children wrote, stdout and stderr, shortened.
+      error: the traceback of what the code raised; empty if nothing.
+      outcome: "done", "error" (it raised), "timeout", or "died" (the interpreter was killed,
+        crashed, or ended itself).
+      kept: the variables live on.
+    """
+
+    output: str
+    error: str = ""
+    outcome: str = "done"
+    kept: bool = True
+
+
+class Pool:
+    """Makes interpreters of one isolation with the same limits."""
+
+    def __init__(
+        self,
+        isolation: isolation_lib.Isolation,
+        limits: limits_lib.Limits,
+        *,
+        spares: int = _SPARES,
+        preload: tuple[str, ...] = (),
+    ):
+        """Starts nothing yet.
+
+        Args:
+          spares: interpreters that wait, ready, for an episode.
+          preload: modules that every interpreter finds loaded; under "namespaces" only.
+        """
+        self.limits = limits
+        self._spawner = spawners.make(isolation, limits, preload)
+        self._num_spares = spares
+        self._spares: collections.deque[_Process] = collections.deque()
+        self._numbers = itertools.count()
+
+    @contextlib.asynccontextmanager
+    async def interpreter(self, *, seed: int = 0) -> AsyncIterator[Interpreter]:
+        """An interpreter for the length of the block.
+
+        Args:
+          seed: of the module `random` in there.
+        """
+        one = Interpreter(self, seed)
+        try:
+            yield one
+        finally:
+            await one.close()
+
+    async def take(self) -> _Process:
+        """A process that is ready.
+
+        Raises:
+          SandboxError: it can't be started.
+        """
+        process = self._spares.popleft() if self._spares else self._start()
+        self._fill()
+        try:
+            await process.ready()
+        except SandboxError:
+            # A spare may have gone with its zygote; a new one shows whether that was all.
+            await process.end()
+            process = self._start()
+            try:
+                await process.ready()
+            except BaseException:
+                await process.end()
+                raise
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    def close(self) -> None:
+        """Ends everything."""
+        while self._spares:
+            self._spares.popleft().drop()
+        self._spawner.close()
+
+    def _fill(self) -> None:
+        while len(self._spares) < self._num_spares:
+            self._spares.append(self._start())
+
+    def _start(self) -> _Process:
+        number = next(self._numbers)
+        mine, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._spawner.start(number, theirs)
+            except OSError as error:
+                mine.close()
+                raise SandboxError(f"an interpreter can't be started: {error}") from error
+        return _Process(number, mine, self._spawner, self.limits)
+
+
+class Interpreter:
+    """Variables live from run to run, as long as the process behind it does."""
+
+    def __init__(self, pool: Pool, seed: int):
+        self._pool = pool
+        self._seed = seed
+        self._process: _Process | None = None
+
+    async def run(self, code: str, timeout_s: float = 5.0) -> Result:
+        """Runs a piece of code.
+
+        After a run that had to be killed the next one finds a new interpreter.
+
+        Args:
+          code: Python.
+          timeout_s: by the clock; the answer comes at most a little later.
+
+        Raises:
+          SandboxError: there is no interpreter to be had.
+        """
+        if self._process is None:
+            self._process = await self._pool.take()
+        message = {"code": code, "timeout_s": timeout_s, "seed": self._seed}
+        started = time.monotonic()
+        try:
+            answer = await self._process.ask(message, timeout_s + _GRACE_S)
+            return Result(str(answer["output"]), str(answer["error"]), str(answer["outcome"]))
+        except TimeoutError:
+            outcome = "timeout"
+        except (OSError, EOFError, ValueError, TypeError, KeyError):
+            outcome = "timeout" if time.monotonic() - started >= timeout_s else "died"
+        await self.close()
+        return Result("", outcome=outcome, kept=False)
+
+    async def close(self) -> None:
+        """Ends the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.end()
+
+
+class _Process:
+    """The near end of one interpreter."""
+
+    def __init__(
+        self,
+        number: int,
+        sock: socket.socket,
+        spawner: spawners.Spawner,
+        limits: limits_lib.Limits,
+    ):
+        sock.setblocking(False)
+        self._number = number
+        self._sock = sock
+        self._spawner = spawner
+        self._most_bytes = _JSON_BYTES * 4 * limits.output_chars + 1024
+
+    async def ready(self) -> None:
+        """Waits for the first sign of life; SandboxError when there is none."""
+        try:
+            async with asyncio.timeout(START_S):
+                message = await self._receive()
+        except (TimeoutError, OSError, EOFError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SandboxError(
+                f"an interpreter in the sandbox does not start ({reason})"
+            ) from error
+        if not message.get("ready"):
+            raise SandboxError(
+                f"an interpreter in the sandbox can't be started: {message.get('failed')}"
+            )
+
+    async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Sends a message and returns the answer.
+
+        Raises:
+          TimeoutError: none came in time.
+          OSError, EOFError, ValueError: the other end has gone, or talks nonsense.
+        """
+        data = json.dumps(message).encode()
+        async with asyncio.timeout(timeout_s):
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(self._sock, struct.pack(">I", len(data)) + data)
+            return await self._receive()
+
+    async def end(self) -> None:
+        """Kills the process and waits until it is gone."""
+        self._spawner.kill(self._number)
+        try:
+            # The socket closes when the last process that holds it has ended.
+            async with asyncio.timeout(_END_S):
+                loop = asyncio.get_running_loop()
+                while await loop.sock_recv(self._sock, 65536):
+                    pass
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self._sock.close()
+
+    def drop(self) -> None:
+        """Kills the process without waiting."""
+        self._spawner.kill(self._number)
+        self._sock.close()
+
+    async def _receive(self) -> dict[str, Any]:
+        (size,) = struct.unpack(">I", await self._read(4))
+        if size > self._most_bytes:
+            raise ValueError(f"a message of {size} bytes")
+        message = json.loads(await self._read(size))
+        if not isinstance(message, dict):
+            raise ValueError("a message that is no object")
+        return message
+
+    async def _read(self, count: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), b""
+        while len(data) < count:
+            piece = await loop.sock_recv(self._sock, count - len(data))
+            if not piece:
+                raise EOFError("the interpreter has ended")
+            data += piece
+        return data
