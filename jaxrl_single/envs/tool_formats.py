@@ -46,12 +46,14 @@ class Parsed:
       text: what it says besides.
       error: what is wrong with a call, None if nothing is.
       thought: what it thinks (up to </think>); a call that is only thought of is none.
+      start: where in the message its first call begins, None if it has none.
     """
 
     calls: tuple[Call, ...]
     text: str
     error: str | None = None
     thought: str = ""
+    start: int | None = None
 
 
 class Read(Protocol):
@@ -88,8 +90,9 @@ class Format:
         Args:
           tools: JSON schemas of the tools, if there are any; see `Read`.
         """
-        thoughts = "".join(_THOUGHT.findall(text))
-        return dataclasses.replace(self.read(_THOUGHT.sub("", text), tools), thought=thoughts)
+        found = self.read(_THOUGHT.sub(_blank, text), tools)
+        said = _BLANK.sub("", found.text).strip()
+        return dataclasses.replace(found, text=said, thought="".join(_THOUGHT.findall(text)))
 
 
 class _Malformed(Exception):
@@ -104,6 +107,8 @@ _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _BARE_FUNCTION = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+# Thoughts are hidden from the readers so that places stay; what follows begins a line.
+_BLANK = re.compile("\ue001+\n?")
 _PYTHON_TAG = "<|python_tag|>"
 _LLAMA_OBJECT = re.compile(r"\{\s*\"(?:name|type|parameters)\"")
 _ACTION = re.compile(r"^[ \t]*Action:[ \t]*(.*)$", re.MULTILINE)
@@ -132,6 +137,10 @@ def get(name: str) -> Format:
     return FORMATS[name]
 
 
+def _blank(thought: re.Match[str]) -> str:
+    return "\ue001" * (len(thought[0]) - 1) + "\n"
+
+
 def _read_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
     return _read_blocks(text, lambda block: _json_call(block, ("arguments", "parameters")))
 
@@ -152,49 +161,59 @@ def _read_llama3(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
     if start < 0:
         found = _LLAMA_OBJECT.search(text)
         if found is None:
-            return Parsed((), text.strip())
+            return Parsed((), text)
         start = found.start()
     calls = text[start:].removeprefix(_PYTHON_TAG)
     return _collect(
         lambda: [_as_call(found, ("parameters", "arguments")) for found in _objects(calls)],
         text[:start],
+        start,
     )
 
 
 def _read_react(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
     action = _ACTION.search(text)
     if action is None:
-        return Parsed((), _FINAL.sub("", text).strip())
+        return Parsed((), _FINAL.sub("", text))
     return _collect(
-        lambda: [_react_call(action[1].strip(), text[action.end() :])], text[: action.start()]
+        lambda: [_react_call(action[1].strip(), text[action.end() :])],
+        text[: action.start()],
+        action.start(),
     )
 
 
 def _read_code(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
-    def calls() -> list[Call]:
-        blocks = list(_FENCE.finditer(text))
-        if not all(block[2] for block in blocks):
-            raise _Malformed("the code block has no end; close it with a line of ```")
-        return [Call(CODE_TOOL, {CODE_ARGUMENT: block[1]}) for block in blocks]
-
-    return _collect(calls, _FENCE.sub("", text))
+    return _read_all(
+        _FENCE,
+        text,
+        lambda code: Call(CODE_TOOL, {CODE_ARGUMENT: code}),
+        "the code block has no end; close it with a line of ```",
+    )
 
 
 def _read_blocks(text: str, read: Callable[[str], Call]) -> Parsed:
+    return _read_all(_BLOCK, text, read, "a <tool_call> has no </tool_call>")
+
+
+def _read_all(
+    pattern: re.Pattern[str], text: str, read: Callable[[str], Call], if_open: str
+) -> Parsed:
+    """Blocks of the pattern: its first group is what `read` gets, its second the end, or empty."""
+    blocks = list(pattern.finditer(text))
+
     def calls() -> list[Call]:
-        blocks = list(_BLOCK.finditer(text))
         if not all(block[2] for block in blocks):
-            raise _Malformed("a <tool_call> has no </tool_call>")
+            raise _Malformed(if_open)
         return [read(block[1]) for block in blocks]
 
-    return _collect(calls, _BLOCK.sub("", text))
+    return _collect(calls, pattern.sub("", text), blocks[0].start() if blocks else None)
 
 
-def _collect(calls: Callable[[], list[Call]], text: str) -> Parsed:
+def _collect(calls: Callable[[], list[Call]], text: str, start: int | None) -> Parsed:
     try:
-        return Parsed(tuple(calls()), text.strip())
+        return Parsed(tuple(calls()), text, start=start)
     except _Malformed as error:
-        return Parsed((), text.strip(), str(error))
+        return Parsed((), text, str(error), start=start)
 
 
 def _json_call(text: str, keys: Sequence[str]) -> Call:
@@ -289,7 +308,7 @@ def _react_call(name: str, rest: str) -> Call:
     given = _ACTION_INPUT.match(rest)
     if not name or given is None:
         raise _Malformed("a call is a line 'Action: NAME' and a line 'Action Input: ARGUMENTS'")
-    text = given[1].strip()
+    text = _BLANK.sub("", given[1]).strip()
     arguments = _json_or(text, None)
     return Call(name, arguments if isinstance(arguments, dict) else {REACT_ARGUMENT: text})
 

@@ -18,6 +18,7 @@ NAMES: dict[str, str] = {
     "episode/length_success": "the same, of the successful ones",
     "episode/length_failure": "the same, of the failed ones",
     "episode/truncated": "fraction of episodes ended by a limit of turns, tokens or context",
+    "episode/segments": "mean number of contexts of an episode; 1 if its past is never rewritten",
     # Episodes without a reward: counted since the step before, whether or not trained later.
     "errors/total": "episodes that failed since the last line",
     "errors/env": "of them, in the environment",

@@ -33,16 +33,28 @@ class Limits:
       max_turn_tokens: tokens of one action; an action cut by it does not reach the environment.
       max_tokens: tokens of a segment (mostly that is the whole episode), prompt and observations
         included.
+      max_episode_tokens: the same of all segments together; None = no bound.
     """
 
     max_turns: int
     max_turn_tokens: int
     max_tokens: int
+    max_episode_tokens: int | None = None
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, must be >= 1")
+
+    def room(self, record: recording.Recording, observed: chat_lib.Observed | None = None) -> int:
+        """Tokens that may still be sampled in the present segment, after `observed` if given."""
+        more = len(observed.ids) if observed else 0
+        opens = observed is not None and observed.opens_segment
+        context = more + (0 if opens else record.num_context)
+        room = self.max_tokens - context
+        if self.max_episode_tokens is None:
+            return room
+        return min(room, self.max_episode_tokens - len(record.tokens) - more)
 
 
 async def run_episode(
@@ -149,7 +161,7 @@ async def _play(
     record.say("user", question)
     hear(question)
     for turn in range(limits.max_turns):
-        budget = min(limits.max_turn_tokens, limits.max_tokens - record.num_context)
+        budget = min(limits.max_turn_tokens, limits.room(record))
         if budget < 1:
             break
         completion = await _sample(ticket, turn, client, chat, budget, record, source)
@@ -165,7 +177,7 @@ async def _play(
             return
         observed = dialogue.observe(*result.texts, role=result.role)
         record.say(result.role, *result.texts)
-        if record.num_context_with(observed) > limits.max_tokens:
+        if limits.room(record, observed) < 0:
             break
         record.observe(observed)
         hear("\n".join(result.texts))

@@ -64,10 +64,6 @@ class Recording:
     def num_context(self) -> int:
         return len(self.tokens) - self.segment_start
 
-    def num_context_with(self, observed: chat.Observed) -> int:
-        """Tokens that the policy would read after `observe`."""
-        return len(observed.ids) + (0 if observed.opens_segment else self.num_context)
-
     def say(self, role: str, *texts: str) -> None:
         """Notes messages, whether or not the policy reads them."""
         self.messages.extend({"role": role, "content": text} for text in texts)

@@ -119,6 +119,7 @@ def episode_metrics(trajectories: Sequence[types.Trajectory]) -> dict[str, float
         "episode/length_success": _mean(by_outcome[True]),
         "episode/length_failure": _mean(by_outcome[False]),
         "episode/truncated": _mean([t.truncated for t in trajectories]),
+        "episode/segments": _mean([len(np.unique(t.segment_ids)) for t in trajectories]),
     }
 
 

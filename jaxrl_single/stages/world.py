@@ -65,6 +65,7 @@ def make(config: ml_collections.ConfigDict) -> World:
             max_turns=config.env.max_turns,
             max_turn_tokens=config.env.max_turn_tokens,
             max_tokens=config.env.max_tokens,
+            max_episode_tokens=_longest_episode(config.batch, config.warm_start.batch_size),
         ),
     )
 
@@ -99,6 +100,16 @@ def save_text(config: ml_collections.ConfigDict, world: World, directory: pathli
         pretrained.write_text(pretrained.locate(config.model.path), directory)
     else:
         world.language.save(directory / "tokenizer.json")
+
+
+def _longest_episode(batch: ml_collections.ConfigDict, num_demonstrations: int) -> int:
+    """Tokens of all segments of an episode, so that a batch always fits the largest bucket.
+
+    A trajectory is cut between segments into the fewest pieces that each fit a row. Two
+    neighbours together exceed a row, so p pieces have more than p // 2 rows of tokens.
+    """
+    rows = max(batch.row_buckets) // max(batch.num_trajectories, num_demonstrations)
+    return (rows + 1) // 2 * batch.row_length
 
 
 def _first(tasks: Sequence[types.Task], count: int) -> Sequence[types.Task]:

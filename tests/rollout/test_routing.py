@@ -74,8 +74,8 @@ def test_a_sampler_that_says_nothing_leaves_none():
         ({"expert_ids": [[[0, 1], [2]]]}, "turn 0: expert_ids: entries of different shapes"),
         ({"expert_ids": [[[0, 40_000]]]}, "turn 0: expert_ids: .* no expert's number"),
         ({"expert_ids": [[0, 1]]}, r"turn 0: expert_ids is int16\[1, 2\]"),
-        ({"expert_ids": entries(3), "expert_start": -1}, "tokens -1 to 1, the episode has"),
-        ({"expert_ids": entries(200)}, r"tokens 0 to 199, the episode has \d\d tokens"),
+        ({"expert_ids": entries(3), "expert_start": -1}, "tokens -1 to 1, there are"),
+        ({"expert_ids": entries(200)}, r"tokens 0 to 199, there are \d\d tokens"),
     ],
 )
 def test_what_is_no_choice_of_experts_is_the_samplers_error(changes, complaint):
