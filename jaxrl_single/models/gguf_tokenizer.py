@@ -124,9 +124,11 @@ def _tokenizer(file: gguf.File, tokens: list[str], cut: _Cut) -> tokenizers.Toke
         if kind != _UNUSED
     }
     merges = [tuple(merge.split(" ")) for merge in file.value("tokenizer.ggml.merges")]
-    tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges)
-    )
+    try:
+        model = models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{file.path}: the tokenizer is not in order ({error})") from error
+    tokenizer = tokenizers.Tokenizer(model)
     if cut.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(cut.digits)
