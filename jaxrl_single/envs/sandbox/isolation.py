@@ -134,17 +134,25 @@ def command(module: str, settings: dict[str, object]) -> list[str]:
     return [python, "-s", "-P", "-S", "-B", "-c", code, json.dumps(settings)]
 
 
-def bubblewrap_prefix() -> list[str]:
-    """The words in front of a command that put it behind bubblewrap's walls."""
+def bubblewrap_prefix(*, tmp_mb: int) -> list[str]:
+    """The words in front of a command that put it behind bubblewrap's walls.
+
+    Args:
+      tmp_mb: size of /tmp in there, MiB.
+    """
     seen = view()
-    words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+    # In full, because the program gets a search path of its own.
+    program = shutil.which("bwrap") or "bwrap"
+    words = [program, "--unshare-user", "--unshare-all", "--disable-userns"]
+    words += ["--die-with-parent", "--new-session", "--clearenv"]
     for name, value in ENVIRONMENT.items():
         words += ["--setenv", name, value]
     for path in seen.paths:
         words += ["--ro-bind", path, path]
     for place, target in seen.links.items():
         words += ["--symlink", target, place]
-    return [*words, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp", "--"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(tmp_mb * 2**20), "--tmpfs", "/tmp"]
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 @functools.lru_cache
@@ -156,7 +164,7 @@ def _failure(name: str) -> str | None:
             return "bwrap is not installed"
         if os.geteuid() == 0:
             return "for root it can't bound the number of processes"
-        probe = [*bubblewrap_prefix(), *probe]
+        probe = [*bubblewrap_prefix(tmp_mb=1), *probe]
     try:
         done = subprocess.run(
             probe, env=ENVIRONMENT, capture_output=True, text=True, timeout=_PROBE_S, check=False

@@ -96,19 +96,20 @@ class Pool:
         Raises:
           SandboxError: it can't be started.
         """
-        process = self._spares.popleft() if self._spares else self._start()
+        if not self._spawner.alive():
+            self._drop_spares()
+        while self._spares:
+            spare = self._spares.popleft()
+            # One that has died while it waited says nothing about the next.
+            with contextlib.suppress(SandboxError):
+                return await self._checked(spare)
+        return await self._checked(self._start())
+
+    async def _checked(self, process: _Process) -> _Process:
+        """A process that is ready; it is ended if it is not."""
         self._fill()
         try:
             await process.ready()
-        except SandboxError:
-            # A spare may have gone with its zygote; a new one shows whether that was all.
-            await process.end()
-            process = self._start()
-            try:
-                await process.ready()
-            except BaseException:
-                await process.end()
-                raise
         except BaseException:
             await process.end()
             raise
@@ -116,9 +117,12 @@ class Pool:
 
     def close(self) -> None:
         """Ends everything."""
+        self._drop_spares()
+        self._spawner.close()
+
+    def _drop_spares(self) -> None:
         while self._spares:
             self._spares.popleft().drop()
-        self._spawner.close()
 
     def _fill(self) -> None:
         while len(self._spares) < self._num_spares:
@@ -143,6 +147,7 @@ class Interpreter:
         self._pool = pool
         self._seed = seed
         self._process: _Process | None = None
+        self._runs = itertools.count()
 
     async def run(self, code: str, timeout_s: float = 5.0) -> Result:
         """Runs a piece of code.
@@ -158,10 +163,13 @@ class Interpreter:
         """
         if self._process is None:
             self._process = await self._pool.take()
-        message = {"code": code, "timeout_s": timeout_s, "seed": self._seed}
+        message = {"run": next(self._runs), "code": code, "timeout_s": timeout_s}
+        message["seed"] = self._seed
         started = time.monotonic()
         try:
             answer = await self._process.ask(message, timeout_s + _GRACE_S)
+            if answer["run"] != message["run"]:
+                raise ValueError("an answer to something else")
             return Result(str(answer["output"]), str(answer["error"]), str(answer["outcome"]))
         except TimeoutError:
             outcome = "timeout"
@@ -198,6 +206,7 @@ class _Process:
         try:
             async with asyncio.timeout(START_S):
                 message = await self._receive()
+            self._check_alive()
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SandboxError(
@@ -207,6 +216,12 @@ class _Process:
             raise SandboxError(
                 f"an interpreter in the sandbox can't be started: {message.get('failed')}"
             )
+
+    def _check_alive(self) -> None:
+        """Raises EOFError if the other end said that it is ready and has died since."""
+        with contextlib.suppress(BlockingIOError):
+            if not self._sock.recv(1, socket.MSG_PEEK):
+                raise EOFError("the interpreter has ended")
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends a message and returns the answer.

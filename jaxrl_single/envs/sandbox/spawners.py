@@ -28,6 +28,10 @@ class Spawner(Protocol):
         """Ends an interpreter and all that it has started; nothing happens if it has ended."""
         ...
 
+    def alive(self) -> bool:
+        """False when all that was started so far is lost."""
+        ...
+
     def close(self) -> None:
         """Ends everything."""
         ...
@@ -49,7 +53,7 @@ class ZygoteSpawner:
 
     def start(self, number: int, sock: socket.socket) -> None:
         """See `Spawner.start`."""
-        if self._process is None or self._process.poll() is not None:
+        if not self.alive():
             self._restart()
         order = json.dumps({"start": number}).encode()
         try:
@@ -63,6 +67,10 @@ class ZygoteSpawner:
         if self._control is not None:
             with contextlib.suppress(OSError):  # a dead zygote has taken all with it
                 self._control.send(json.dumps({"kill": number}).encode())
+
+    def alive(self) -> bool:
+        """See `Spawner.alive`."""
+        return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
         """See `Spawner.close`."""
@@ -109,7 +117,7 @@ class CommandSpawner:
         """
         self._limits = limits
         self._prefix = prefix
-        self._running: dict[int, tuple[subprocess.Popen, str]] = {}
+        self._running: dict[int, tuple[subprocess.Popen, str | None]] = {}
 
     def start(self, number: int, sock: socket.socket) -> None:
         """See `Spawner.start`."""
@@ -119,11 +127,12 @@ class CommandSpawner:
             "import_paths": isolation_lib.import_paths(),
             "alone": bool(self._prefix),
         }
-        directory = tempfile.mkdtemp(prefix="python_tool_")
+        # Behind walls there is a /tmp that goes with them.
+        directory = None if self._prefix else tempfile.mkdtemp(prefix="python_tool_")
         process = subprocess.Popen(
             [*self._prefix, *isolation_lib.command("worker", settings)],
-            env=isolation_lib.ENVIRONMENT | {"HOME": directory},
-            cwd=directory,
+            env=isolation_lib.ENVIRONMENT | {"HOME": directory or "/tmp"},
+            cwd=directory or "/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[sock.fileno()],
@@ -139,7 +148,12 @@ class CommandSpawner:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def alive(self) -> bool:
+        """See `Spawner.alive`; here each lives by itself."""
+        return True
 
     def close(self) -> None:
         """See `Spawner.close`."""
@@ -153,5 +167,7 @@ def make(
     """The spawner of an isolation."""
     if isolation.name == "namespaces":
         return ZygoteSpawner(limits, preload)
-    bubblewrap = isolation.name == "bubblewrap"
-    return CommandSpawner(limits, isolation_lib.bubblewrap_prefix() if bubblewrap else [])
+    if isolation.name == "bubblewrap":
+        prefix = isolation_lib.bubblewrap_prefix(tmp_mb=limits.file_mb)
+        return CommandSpawner(limits, prefix)
+    return CommandSpawner(limits, [])

@@ -121,7 +121,7 @@ def give_up_rights(number: int) -> None:
 
 
 def die_with_parent() -> None:
-    """The process gets SIGKILL when its parent ends. A change of user undoes it."""
+    """The process gets SIGKILL when its parent ends. A change of user or of rights undoes it."""
     _call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 

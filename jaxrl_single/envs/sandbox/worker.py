@@ -4,8 +4,9 @@ Standard library only, for nothing else may be visible in there. A message is 4 
 big-endian, then JSON:
 
     it says     {"ready": true}, or {"failed": why}
-    it is told  {"code": text, "timeout_s": seconds, "seed": number}
-    it says     {"output": text, "error": text, "outcome": "done", "error" or "timeout"}
+    it is told  {"run": number, "code": text, "timeout_s": seconds, "seed": number}
+    it says     {"run": number, "output": text, "error": text, "outcome": "done", "error" or
+                "timeout"}
 
 The code shares this process: whatever it does to it, it does to itself. The other end believes
 nothing but the form of a message and keeps its own clock.
@@ -67,6 +68,7 @@ class Worker:
         self._alone = alone
         self._capture = os.memfd_create("output")
         self._error = ""
+        self._pid = os.getpid()
         self._variables: dict[str, Any] = {"__name__": "__main__"}
         self._runs = 0
         self._seeded = False
@@ -79,9 +81,11 @@ class Worker:
                 random.seed(message["seed"])
                 self._seeded = True
             outcome = self._run(message["code"], message["timeout_s"])
+            if os.getpid() != self._pid:
+                os._exit(0)  # the code has forked, and its child got here, too
             self._end_children()
             answer = {"output": self._output(), "error": self._error, "outcome": outcome}
-            send(self._sock, answer)
+            send(self._sock, {"run": message["run"], **answer})
 
     def _receive(self) -> dict[str, Any] | None:
         header = self._read(4)

@@ -81,11 +81,11 @@ class Zygote:
 def _keep(sock: socket.socket, limits: limits_lib.Limits, view: walls.View, *, parent: int) -> None:
     """The keeper, and in its child the interpreter; never returns."""
     try:
-        walls.die_with_parent()
-        if os.getppid() != parent:
-            os._exit(1)
         number = os.getpid()
         walls.leave()
+        walls.die_with_parent()  # after it, because new rights undo this
+        if os.getppid() != parent:
+            os._exit(1)
         watched, held = os.pipe()
         pid = os.fork()
         if pid == 0:
