@@ -37,10 +37,12 @@ class Text(Protocol):
     Attributes:
       vocab_size: ids are below it; a model's embedding may have more rows.
       stop_token_ids: a generation ends with one of these.
+      template: source of the chat template for conversations with tools, "" if there is none.
     """
 
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    template: str
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, with what the tokenizer puts around one (often nothing)."""
@@ -103,6 +105,9 @@ class HfText:
             name: _compiled(source, f"{where}, chat template {name!r}")
             for name, source in (templates or {}).items()
         }
+        self.template = next(
+            (templates[name] for name in (_TOOL_USE, _DEFAULT) if name in (templates or {})), ""
+        )
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.stop_token_ids = stop_token_ids

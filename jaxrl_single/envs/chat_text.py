@@ -7,6 +7,7 @@ episode of the same texts has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jaxrl_single.envs import chat
@@ -22,6 +23,7 @@ class CharText:
         self._chat = char_chat
         self.vocab_size = char_chat.vocab_size
         self.stop_token_ids = char_chat.stop_token_ids
+        self.template = ""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, markers among them; ValueError on an unknown character."""
@@ -38,6 +40,8 @@ class CharText:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Ids of a conversation.
 
@@ -45,12 +49,16 @@ class CharText:
           messages: {"role": "user", "assistant" or "tool", "content": text}.
           tools: must be None or empty: the language has no words for them.
           add_generation_prompt: end with `<assistant>`.
+          continue_final: end within the last message instead, before its `<end>`.
+          template_args: must be empty, as `tools`.
 
         Raises:
-          ValueError: tools, another role, or a character that the language lacks.
+          ValueError: tools, variables, another role, or a character that the language lacks.
         """
         if tools:
             raise ValueError("this model's language has no place for tools")
+        if template_args:
+            raise ValueError(f"this model has no chat template to set {sorted(template_args)} in")
         assistant = self._chat.prompt("")[-1]
         found: list[int] = []
         for message in messages:
@@ -65,6 +73,8 @@ class CharText:
                 raise ValueError(
                     f"this model knows no role {role!r}; allowed are 'user', 'assistant', 'tool'"
                 )
+        if continue_final:
+            return found[:-1]
         return found + [assistant] * add_generation_prompt
 
 

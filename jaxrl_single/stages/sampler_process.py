@@ -193,6 +193,7 @@ async def _serve_http(
         max_tokens_limit=config.env.max_tokens,
         model_name=config.model.path or config.model.size,
         max_top_logprobs=build.record(config).topk,
+        tool_format=config.env.tool_format,
     )
     try:
         await server.start()

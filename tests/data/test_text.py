@@ -122,3 +122,45 @@ def test_a_missing_or_torn_tokenizer_is_told(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
         text_lib.HfText.load(tmp_path)
+
+
+def test_the_last_message_can_be_continued_where_the_template_shows_it(chat):
+    """Blanks at its end stay, unlike in a finished message."""
+    begun = [USER, {"role": "assistant", "content": "the answer is  "}]
+    shown = chat.render_text(begun, continue_final=True)
+    assert shown.endswith("assistant\nthe answer is  ")
+    assert chat.render(begun, continue_final=True) == chat.tokenise(shown)
+    hidden = with_template("{% for m in messages %}{{ m.role }}{% endfor %}")
+    with pytest.raises(ValueError, match="does not show the last message as it is"):
+        hidden.render(begun, continue_final=True)
+    for messages in ([], [{"role": "assistant", "content": None}], [{"role": "assistant"}]):
+        with pytest.raises(ValueError, match="whose content is text can be continued"):
+            chat.render(messages, continue_final=True)
+
+
+def test_variables_of_a_template_are_not_what_it_is_given_anyway(chat):
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=rf"variables \['{name}'\] of a chat template"):
+            chat.render([USER], template_args={name: 1})
+    greeting = with_template("{{ bos_token }}{{ name }}", special_tokens={"bos_token": "a"})
+    shown = greeting.render_text([USER], template_args={"name": "b", "bos_token": "c"})
+    assert shown == "cb"
+
+
+def test_the_source_of_the_template_for_tools_can_be_asked_for(copied):
+    assert text_lib.HfText.load(copied).template == (CHAT / "chat_template.jinja").read_text()
+    (copied / "additional_chat_templates").mkdir()
+    (copied / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    assert text_lib.HfText.load(copied).template == "with tools"
+    (copied / "chat_template.jinja").unlink()
+    assert (
+        text_lib.HfText(tokenizers.Tokenizer.from_file(str(CHAT / "tokenizer.json"))).template == ""
+    )
+
+
+def test_a_piece_of_a_rendering_gets_nothing_around_it(chat, tmp_path):
+    assert chat.tokenise("the cat") == chat.encode("the cat")[1:]
+    assert chat.tokenise("<|end|>") == [2]
+    chat.save(tmp_path / "tokenizer.json")
+    again = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert again.encode("the cat").ids == chat.encode("the cat")

@@ -21,6 +21,7 @@ def test_a_conversation_has_the_ids_of_an_episode():
     ]
     assert TEXT.render(messages) == episode
     assert TEXT.render(messages, add_generation_prompt=False) == episode[:-1]
+    assert TEXT.render(messages[:2], continue_final=True) == episode[:-6]
     assert TEXT.encode("<user>(37+58)*46<end><assistant>") == CHAT.prompt("(37+58)*46")
 
 
@@ -50,3 +51,5 @@ def test_a_marker_in_a_question_stays_spelled_text():
 def test_what_the_language_cannot_say_is_refused(messages, tools, reason):
     with pytest.raises(ValueError, match=reason):
         TEXT.render(messages, tools=tools)
+    with pytest.raises(ValueError, match=r"no chat template to set \['enable_thinking'\] in"):
+        TEXT.render([], template_args={"enable_thinking": False})

@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.sampler.service import openai_api
+from jaxrl_single.sampler.service import openai_api, openai_tools
 
 
 def header(call: openai_api.Call, model_name: str) -> dict[str, Any]:
@@ -83,18 +83,17 @@ def choice(
     text: text_lib.Text, call: openai_api.Call, index: int, completion: wire.Completion
 ) -> dict[str, Any]:
     """One entry of `choices` of a body."""
-    found = full_text(text, call, completion)
-    if call.chat:
-        said = {"message": {"role": "assistant", "content": found, "refusal": None}}
-    else:
-        said = {"text": found}
+    found = openai_tools.read(
+        call.tools, full_text(text, call, completion), completion.finish_reason
+    )
+    said = {"message": openai_tools.message(found)} if call.chat else {"text": found.text}
     said["logprobs"] = logprobs(text, call, completion) if call.logprobs else None
     extras = {}
     if call.return_token_ids:
         extras = {"token_ids": completion.tokens} | training_fields(completion)
         if not call.chat:
             extras["prompt_token_ids"] = prompt_of(call, index)
-    return {"index": index} | said | ending(completion) | extras
+    return {"index": index} | said | ending(completion) | openai_tools.finish(found) | extras
 
 
 def prompt_of(call: openai_api.Call, index: int) -> list[int]:

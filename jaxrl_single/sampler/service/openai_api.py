@@ -2,9 +2,9 @@
 
 Besides OpenAI's own fields (echo among them, with max_tokens = 0 for the prompt alone): prompts as
 token ids, top_k, min_p, stop_token_ids, ignore_eos, allowed_token_ids, skip_special_tokens,
-return_token_ids, session_id (keeps the cache from turn to turn until POST /release) and
-policy_version (exactly that version samples). A field that would change the answer and can't be
-followed is refused by name, never ignored.
+chat_template_kwargs, continue_final_message, return_token_ids, session_id (keeps the cache from
+turn to turn until POST /release) and policy_version (exactly that version samples). A field that
+would change the answer and can't be followed is refused by name, never ignored.
 https://platform.openai.com/docs/api-reference
 """
 
@@ -17,8 +17,9 @@ from typing import Any
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
+from jaxrl_single.envs import tool_formats
 from jaxrl_single.sampler.service import fields as fields_lib
-from jaxrl_single.sampler.service import http_errors, openai_prompts
+from jaxrl_single.sampler.service import http_errors, openai_prompts, openai_tools
 
 MAX_CHOICES = 1024  # of one request, over all its prompts
 _COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is absent
@@ -33,7 +34,6 @@ _IGNORED = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "parallel_tool_calls",
 )
 # What may be said only where it says nothing.
 _NEUTRAL = {
@@ -48,7 +48,6 @@ _NEUTRAL_COMPLETION = {"best_of": (1,), "suffix": ("",)}
 _NEUTRAL_CHAT = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "chat_template_kwargs": ({},),
 }
 
 
@@ -59,6 +58,7 @@ class Limits:
     model_name: str
     max_tokens: int
     max_top_logprobs: int
+    tool_format: tool_formats.Format | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Call:
       keep_special: special tokens are part of the text.
       session_id: whose cache is kept; None = these are sessions of one request.
       echo: answers begin with their prompts, see openai_echo.py.
+      tools: what the answers may call, None if nothing. Calls may be written with special tokens,
+        so all of these are part of the text then.
     """
 
     chat: bool
@@ -94,6 +96,7 @@ class Call:
     keep_special: bool
     session_id: str | None
     echo: bool
+    tools: openai_tools.Tools | None = None
 
     def requests(self) -> list[wire.Request]:
         """One for each choice, prompt by prompt; none where nothing is to be sampled.
@@ -151,7 +154,8 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
       ApiError: 400, a field is wrong; 404, another model.
     """
     found = fields_lib.Fields(body)
-    prompt = openai_prompts.of_chat(found, text)
+    prompt, schemas = openai_prompts.of_chat(found, text)
+    tools = openai_tools.of_call(found, schemas, limits.tool_format)
     found.refuse_unless(_NEUTRAL_CHAT)
     logprobs = found.boolean("logprobs")
     top = found.integer("top_logprobs", 0, 0, limits.max_top_logprobs)
@@ -159,7 +163,7 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
         raise http_errors.wrong("top_logprobs needs logprobs = true", "top_logprobs")
     older = found.integer("max_tokens", limits.max_tokens, 1, limits.max_tokens)
     max_tokens = found.integer("max_completion_tokens", older, 1, limits.max_tokens)
-    return _call(
+    call = _call(
         found,
         text,
         limits,
@@ -169,6 +173,9 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
         logprobs=logprobs,
         top_logprobs=top,
         max_tokens=max_tokens,
+    )
+    return dataclasses.replace(
+        call, tools=tools, keep_special=call.keep_special or tools is not None
     )
 
 

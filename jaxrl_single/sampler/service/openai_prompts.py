@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler.service import fields as fields_lib
-from jaxrl_single.sampler.service import http_errors
+from jaxrl_single.sampler.service import http_errors, openai_tools
 
 
 def of_completion(prompt: Any, text: text_lib.Text) -> list[list[int]]:
@@ -33,8 +33,13 @@ def of_completion(prompt: Any, text: text_lib.Text) -> list[list[int]]:
     return found
 
 
-def of_chat(found: fields_lib.Fields, text: text_lib.Text) -> list[int]:
-    """Token ids of the messages (with the tools), in the model's chat template.
+def of_chat(
+    found: fields_lib.Fields, text: text_lib.Text
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """The messages in the model's chat template, and the tools that the answer may call.
+
+    Returns:
+      Token ids, and JSON schemas.
 
     Raises:
       ApiError: 400, a message or a tool is malformed, or the template refuses them.
@@ -42,28 +47,21 @@ def of_chat(found: fields_lib.Fields, text: text_lib.Text) -> list[int]:
     messages = found.take("messages")
     if not isinstance(messages, list) or not messages:
         raise http_errors.wrong("messages must be a list of at least one message", "messages")
-    tools = found.take("tools")
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise http_errors.wrong("tools must be a list of objects", "tools")
-    choice = found.take("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise http_errors.wrong(
-            f"tool_choice = {choice!r:.80} is not supported; allowed are 'auto' and 'none'",
-            "tool_choice",
-        )
+    schemas = openai_tools.take_schemas(found)
+    continue_final = found.boolean("continue_final_message")
     try:
         rendered = text.render(
             [_message(number, message) for number, message in enumerate(messages)],
-            tools=tools if choice != "none" else None,
-            add_generation_prompt=found.boolean("add_generation_prompt", True),
+            tools=schemas or None,
+            add_generation_prompt=found.boolean("add_generation_prompt", not continue_final),
+            continue_final=continue_final,
+            template_args=found.mapping("chat_template_kwargs"),
         )
     except ValueError as error:
         raise http_errors.wrong(f"messages: {error}", "messages") from None
     if not rendered:
         raise http_errors.wrong("the chat template makes nothing of these messages", "messages")
-    return rendered
+    return rendered, schemas
 
 
 def check(prompts: list[list[int]], name: str, *, vocab_size: int, cache_length: int) -> None:

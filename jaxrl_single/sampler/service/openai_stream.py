@@ -2,7 +2,8 @@
 
 A chunk has the log-probs and (with `return_token_ids`) the ids and the other arrays of the tokens
 that have come since the one before. Its text may lag behind them: it waits for whole characters,
-and for the end of what may become a stop string. The last chunk has the finish reason.
+and for the end of what may become a stop string or a call of a tool. The last chunk has the
+calls and the finish reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import Any
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler.service import http_errors, openai_answers, openai_api, text_stream
+from jaxrl_single.sampler.service import (
+    http_errors,
+    openai_answers,
+    openai_api,
+    openai_tools,
+    text_stream,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -101,8 +108,9 @@ class _Choice:
         self._index = index
         self._hidden = frozenset(request.stop_token_ids)
         self._num_named = 0  # characters of the tokens so far, each by itself
+        openings = call.tools.tool_format.openings if call.tools else ()
         self._stream = text_stream.AnswerStream(
-            text, keep_special=call.keep_special, stop=request.stop
+            text, keep_special=call.keep_special, hold=(*request.stop, *openings)
         )
 
     def begin(self) -> dict[str, Any]:
@@ -128,12 +136,16 @@ class _Choice:
     def end(self, completion: wire.Completion) -> dict[str, Any]:
         """The last chunk, of no token: `more` has had them all."""
         whole = openai_answers.full_text(self._text, self._call, completion)
-        return self._chunk(self._stream.finish(whole)) | openai_answers.ending(completion)
+        found = openai_tools.read(self._call.tools, whole, completion.finish_reason)
+        last = self._chunk(self._stream.finish(found.text), calls=openai_tools.delta(found))
+        return last | openai_answers.ending(completion) | openai_tools.finish(found)
 
-    def _chunk(self, piece: str, *, first: bool = False) -> dict[str, Any]:
+    def _chunk(
+        self, piece: str, *, first: bool = False, calls: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         if self._call.chat:
             role = {"role": "assistant"} if first else {}
-            said = {"delta": role | ({"content": piece} if piece or first else {})}
+            said = {"delta": role | ({"content": piece} if piece or first else {}) | (calls or {})}
         else:
             said = {"text": piece}
         return {"index": self._index} | said | {"logprobs": None, "finish_reason": None}

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
+from jaxrl_single.envs import tool_formats
 from jaxrl_single.sampler.service import access, admission, http_errors, openai_api, openai_routes
 from jaxrl_single.weights import base as weights_base
 
@@ -49,6 +50,7 @@ class Server:
         model_name: str = "policy",
         max_top_logprobs: int = 0,
         idle_s: float = 60.0,
+        tool_format: str = "",
     ):
         """Nothing listens before `start`.
 
@@ -62,10 +64,13 @@ class Server:
           max_tokens_limit: most new tokens that one request may ask for.
           model_name: what clients call the model.
           max_top_logprobs: likeliest tokens that the engines record.
+          tool_format: how the model calls tools, of envs/tool_formats.py; empty = as its chat
+            template shows it, or not at all.
           idle_s: a session idle for so many seconds loses its slot to a request that waits for one.
 
         Raises:
-          ValueError: a host that others reach, and no token; an empty token; a limit below 1.
+          ValueError: a host that others reach, and no token; an empty token; a limit below 1; no
+            such tool_format.
         """
         _check(
             host,
@@ -85,7 +90,13 @@ class Server:
             client_max_size=max_body_bytes, middlewares=[http_errors.as_json, self._authorise]
         )
         self._app.add_routes(self._routes())
-        allowed = openai_api.Limits(model_name, max_tokens_limit, max_top_logprobs)
+        style = tool_format or tool_formats.of_template(text.template)
+        allowed = openai_api.Limits(
+            model_name,
+            max_tokens_limit,
+            max_top_logprobs,
+            tool_formats.get(style) if style else None,
+        )
         openai = openai_routes.OpenAiRoutes(self._admission, text, allowed)
         self._app.add_routes(openai.routes())
         self._runner: web.AppRunner | None = None

@@ -11,13 +11,14 @@ from jaxrl_single.sampler import stops
 class AnswerStream:
     """Gives text away piece by piece; the pieces together are the whole text.
 
-    Held back are bytes that are no whole character yet, and an ending that may become one of the
-    stop strings, which are no part of the answer.
+    Held back are bytes that are no whole character yet, and all from where one of the strings of
+    `hold` begins or may begin: stop strings are no part of an answer, and what they and others
+    begin is known at the end only.
     """
 
-    def __init__(self, text: text_lib.Text, *, keep_special: bool, stop: Sequence[str]):
+    def __init__(self, text: text_lib.Text, *, keep_special: bool, hold: Sequence[str]):
         self._stream = stops.TextStream(lambda ids: text.decode(ids, keep_special=keep_special))
-        self._stop = tuple(stop)
+        self._hold = tuple(hold)
         self._held = ""
         self._num_given = 0  # characters
 
@@ -34,12 +35,12 @@ class AnswerStream:
         return whole[self._num_given :]
 
     def _end_of_final(self) -> int:
-        """Where the first stop string begins, or may begin with the next tokens."""
-        found = [self._held.find(stop) for stop in self._stop if stop in self._held]
+        """Where the first string begins, or may begin with the next tokens."""
+        found = [self._held.find(string) for string in self._hold if string in self._held]
         if found:
             return min(found)
         length = len(self._held)
-        for begin in range(max(0, length - max(map(len, self._stop), default=0) + 1), length):
-            if any(stop.startswith(self._held[begin:]) for stop in self._stop):
+        for begin in range(max(0, length - max(map(len, self._hold), default=0) + 1), length):
+            if any(string.startswith(self._held[begin:]) for string in self._hold):
                 return begin
         return length

@@ -39,7 +39,8 @@ TEMPLATE = """\
 {% endfor %}
 {% if add_generation_prompt %}
 <|begin|>assistant
-{% endif %}"""
+{{ thought }}
+{%- endif %}"""
 SAMPLE = ["the weather is fine, the cat is on the mat", "assistant user tool the answer is the sum"]
 USER = {"role": "user", "content": "Is 3 < 4 & 5 > 2?  Ünïcödé 日本 🙂"}
 TOOL = {
@@ -61,6 +62,11 @@ CASES = {
         "add_generation_prompt": False,
     },
     "tools": {"messages": [USER], "tools": [TOOL]},
+    "continued": {
+        "messages": [USER, {"role": "assistant", "content": "the answer is"}],
+        "continue_final": True,
+    },
+    "variables": {"messages": [USER], "template_args": {"thought": "the sum < 4\n"}},
 }
 TEXTS = ["", "the cat", " the  mat\n", "日本 🙂 é", "<|begin|>user", "a<|end|>b"]
 IDS = [[], [1, 2, 0, 5], [200, 150, 3, 3], [0, 1, 2]]
@@ -94,8 +100,12 @@ def main() -> None:
                 "ids": loaded.apply_chat_template(
                     case["messages"],
                     tools=case.get("tools"),
-                    add_generation_prompt=case.get("add_generation_prompt", True),
+                    add_generation_prompt=case.get(
+                        "add_generation_prompt", "continue_final" not in case
+                    ),
+                    continue_final_message=case.get("continue_final", False),
                     return_dict=False,
+                    **case.get("template_args", {}),
                 ),
             }
             for name, case in CASES.items()

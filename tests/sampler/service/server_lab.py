@@ -102,7 +102,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(engine, weights=None, **options):
+def serving(engine, weights=None, *, text=TEXT, **options):
     """Serves the engine (started or not) over HTTP; stops both at the end."""
     router = Router(engine, weights)
     loop = asyncio.new_event_loop()
@@ -112,7 +112,7 @@ def serving(engine, weights=None, **options):
     def run(coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
-    server = server_lib.Server(router, TEXT, **({"max_top_logprobs": TOPK} | options))
+    server = server_lib.Server(router, text, **({"max_top_logprobs": TOPK} | options))
     try:
         run(server.start())
         yield Service(server, router)

@@ -79,8 +79,9 @@ def test_messages_become_what_templates_read():
     seen = {}
 
     class Template(chat_text.CharText):
-        def render(self, messages, *, tools=None, add_generation_prompt=True):
+        def render(self, messages, *, tools, add_generation_prompt, continue_final, template_args):
             seen.update(messages=messages, tools=tools, prompt=add_generation_prompt)
+            seen.update(final=continue_final, variables=template_args)
             return [1]
 
     tool = {"type": "function", "function": {"name": "add"}}
@@ -102,8 +103,13 @@ def test_messages_become_what_templates_read():
     assert seen["messages"][1]["content"] == ""
     assert seen["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
     assert (seen["tools"], seen["prompt"]) == ([tool], False)
+    assert (seen["final"], seen["variables"]) == (False, {})
+    body |= {"continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
+    del body["add_generation_prompt"]
     openai_api.chat_call(body | {"tool_choice": "none"}, Template(chat.CharChat.build()), LIMITS)
     assert seen["tools"] is None
+    assert (seen["final"], seen["prompt"]) == (True, False)
+    assert seen["variables"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_a_stream_says_what_the_whole_answer_says(client, settings):
 
 
 def test_a_chat_streams(client):
-    settings = {"logprobs": True, "top_logprobs": 2}
+    settings = {"logprobs": True, "top_logprobs": 2, "extra": {"ignore_eos": True}}
     whole = talk(client, **settings).choices[0]
     chunks = list(talk(client, stream=True, **settings))
     entries = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]

@@ -17,7 +17,7 @@ class ByteText:
 
 
 def stream(chunks, whole, stop=()):
-    answer = text_stream.AnswerStream(ByteText(), keep_special=False, stop=stop)
+    answer = text_stream.AnswerStream(ByteText(), keep_special=False, hold=stop)
     return [*(answer.add(chunk) for chunk in chunks), answer.finish(whole)]
 
 

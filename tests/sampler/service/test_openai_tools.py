@@ -1,0 +1,192 @@
+"""Calls of tools in answers, with the official client; an engine plays what the model writes."""
+
+import json
+import pathlib
+from concurrent import futures
+
+import openai
+import pytest
+import server_lab
+import tokenizers
+
+from jaxrl_single import wire
+from jaxrl_single.data import text as text_lib
+from jaxrl_single.envs import tool_formats
+
+TOKENIZER = pathlib.Path(__file__).parents[2] / "data" / "golden" / "chat" / "tokenizer.json"
+SOURCE = """\
+{{ tools | length if tools else 'none' }}{% for m in messages %}
+{{ m.role + ': ' + m.content }}
+{%- for call in m.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}<|end|>
+{% endfor %}
+{{ style or '' }}
+{%- if add_generation_prompt %}assistant: {% endif %}"""
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+CALL = tool_formats.Call("add", {"a": 1, "text": "é < 'b'"})
+ASKED = [{"role": "user", "content": "the sum?"}]
+
+
+def make_text():
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    tokenizer.add_special_tokens(["<|python_tag|>"])
+    return text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": SOURCE})
+
+
+TEXT = make_text()
+
+
+class Player:
+    """The engine's part that the service asks for: it answers with a prepared text."""
+
+    vocab_size, cache_length, num_waiting, version, error = 400, 1024, 0, 0, None
+
+    def __init__(self):
+        self.says = ""
+        self.finish_reason = "stop"
+        self.requests = []
+
+    def submit(self, request, on_tokens=None):
+        self.requests.append(request)
+        tokens = [*TEXT.tokenise(self.says), *([2] if self.finish_reason == "stop" else [])]
+        for token in tokens if on_tokens else ():
+            on_tokens(_completion([token], "stop"))
+        done = futures.Future()
+        done.set_result(_completion(tokens, self.finish_reason))
+        return done
+
+    def release(self, session):
+        pass
+
+    def stop(self):
+        pass
+
+
+def _completion(tokens, reason):
+    count = len(tokens)
+    return wire.Completion(tokens, [-0.5] * count, [0.1] * count, [0] * count, reason)
+
+
+@pytest.fixture(scope="module", params=sorted(tool_formats.FORMATS))
+def style(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def played(style):
+    player = Player()
+    with (
+        server_lab.serving(player, text=TEXT, tool_format=style, max_top_logprobs=0) as service,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield player, client
+
+
+def ask(played, says, *, reason="stop", **settings):
+    player, client = played
+    player.says, player.finish_reason = says, reason
+    settings = {"model": "policy", "messages": ASKED, "tools": [ADD]} | settings
+    return client.chat.completions.create(**settings)
+
+
+def call_of(style):
+    name, arguments = (CALL.name, dict(CALL.arguments))
+    if style == "code":
+        name, arguments = "python", {"code": "print(1 < 2)\n"}
+    return tool_formats.FORMATS[style].render(tool_formats.Call(name, arguments)), name, arguments
+
+
+@pytest.mark.parametrize("before", ["", "<think>\na {b}\n</think>\n\n", "I add.\n"])
+def test_calls_are_told_apart_from_text_whole_and_in_a_stream(played, style, before):
+    written, name, arguments = call_of(style)
+    (choice,) = ask(played, before + written).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == (before or None)
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", name)
+    assert json.loads(call.function.arguments) == arguments
+    chunks = [chunk.choices[0] for chunk in ask(played, before + written, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == before
+    assert [chunk.finish_reason for chunk in chunks[-2:]] == [None, "tool_calls"]
+    (streamed,) = chunks[-1].delta.tool_calls
+    assert (streamed.index, streamed.function) == (0, streamed.function)
+    assert streamed.function.name == name
+    assert json.loads(streamed.function.arguments) == arguments
+    assert not any(chunk.delta.tool_calls for chunk in chunks[:-1])
+
+
+def test_several_calls_and_only_the_first_where_asked(played, style):
+    written, name, _ = call_of(style)
+    both = f"{written}\n{written}"
+    count = 1 if style == "react" else 2  # one thought, one action
+    calls = ask(played, both).choices[0].message.tool_calls
+    assert [call.function.name for call in calls] == [name] * count
+    assert len({call.id for call in calls}) == count
+    alone = ask(played, both, parallel_tool_calls=False).choices[0].message.tool_calls
+    assert len(alone) == 1
+
+
+@pytest.mark.parametrize("case", ["no call", "malformed", "cut", "no tools", "none wanted"])
+def test_what_is_no_call_stays_text(played, style, case):
+    written, _, _ = call_of(style)
+    says = {"no call": "It is {4} < 5.", "malformed": f"So\n{written[:-6]}"}.get(case, written)
+    if (case, style) in (("malformed", "react"), ("malformed", "code")):
+        says = "Action: add" if style == "react" else "```python\n1"
+    settings = {
+        "cut": {"reason": "length"},
+        "no tools": {"tools": openai.NOT_GIVEN},
+        "none wanted": {"tool_choice": "none"},
+    }.get(case, {})
+    (choice,) = ask(played, says, **settings).choices
+    assert choice.finish_reason == settings.get("reason", "stop")
+    assert choice.message.tool_calls is None
+    shown = TEXT.decode(TEXT.tokenise(says), keep_special=case in ("no call", "malformed", "cut"))
+    assert choice.message.content == shown
+    chunks = [chunk.choices[0] for chunk in ask(played, says, stream=True, **settings)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == shown
+    assert chunks[-1].finish_reason == choice.finish_reason
+
+
+def test_the_template_shows_the_format_unless_one_is_given():
+    player, written = Player(), tool_formats.FORMATS["hermes"].render(CALL)
+    for source, finish in (("{{ '<tool_call>' }}", "tool_calls"), ("plain", "stop")):
+        tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+        text = text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": source})
+        with (
+            server_lab.serving(player, text=text, max_top_logprobs=0) as service,
+            openai.OpenAI(base_url=f"{service.url}/v1", api_key="none") as client,
+        ):
+            assert ask((player, client), written).choices[0].finish_reason == finish
+    with (
+        pytest.raises(ValueError, match="tool format 'hermos'; known are"),
+        server_lab.serving(player, tool_format="hermos"),
+    ):
+        pass
+
+
+def test_an_answer_goes_back_as_a_message_and_variables_reach_the_template(played):
+    player, _ = played
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 7}'}}
+        ],
+    }
+    answer = {"role": "tool", "tool_call_id": "a", "content": "95"}
+    extra = {"chat_template_kwargs": {"style": "brief "}}
+    ask(played, "4", messages=[*ASKED, message, answer], extra_body=extra)
+    assert TEXT.decode(player.requests[-1].tokens, keep_special=True) == (
+        "1user: the sum?<|end|>\nassistant: 7<|end|>\ntool: 95<|end|>\nbrief assistant: "
+    )
+    begun = [*ASKED, {"role": "assistant", "content": "It is "}]
+    ask(played, "4", messages=begun, extra_body={"continue_final_message": True})
+    shown = TEXT.decode(player.requests[-1].tokens, keep_special=True)
+    assert shown.endswith("assistant: It is ")
+    with pytest.raises(openai.BadRequestError, match=r"variables \['messages'\]"):
+        ask(played, "4", extra_body={"chat_template_kwargs": {"messages": []}})
