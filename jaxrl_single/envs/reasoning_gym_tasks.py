@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fractions
 import functools
 import hashlib
 import json
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_single import types
+from jaxrl_single.envs import calculator_tool
 
 SPLIT_SIZES = {"train": 1_000_000, "eval": 100_000}
 PLACES = 1_000_000  # of a dataset, unless its options say otherwise as `size`
@@ -64,7 +66,8 @@ class ReasoningGymTasks(Sequence[types.Task]):
     """Tasks of a dataset; the same index gives the same task for ever.
 
     A question's hash decides its split, so a question of one split never occurs in the other,
-    whatever the seeds. Within a split questions may repeat.
+    whatever the seeds. Within a split questions may repeat. Entries whose answer is not the value
+    of their own expression are left out.
     """
 
     def __init__(self, split: str, dataset: Dataset, *, seed: int):
@@ -89,7 +92,7 @@ class ReasoningGymTasks(Sequence[types.Task]):
         for _ in range(_MAX_DRAWS):
             place = rng.randrange(self._dataset.num_places)
             entry = self._dataset.entry(place)
-            if _split_of(entry["question"]) == self._split:
+            if _split_of(entry["question"]) == self._split and not _contradicts_itself(entry):
                 return self._task(index, place, entry)
         raise ValueError(
             f"no question of the {self._split} split among {_MAX_DRAWS} entries of the dataset "
@@ -157,6 +160,15 @@ def _own_randomness(*seed: object) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+def _contradicts_itself(entry: Mapping[str, Any]) -> bool:
+    """basic_arithmetic without parentheses forgets that a product binds stronger than a sum."""
+    expression = entry.get("metadata", {}).get("expression")
+    try:
+        return calculator_tool.evaluate(expression) != fractions.Fraction(entry["answer"])
+    except (ValueError, TypeError, AttributeError):  # no arithmetic, or an answer in words
+        return False
 
 
 def _split_of(question: str) -> str:
