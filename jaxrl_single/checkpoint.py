@@ -13,9 +13,10 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxrl_single import workdir
+from jaxrl_single import param_tree, workdir
 
 
 class CheckpointError(RuntimeError):
@@ -146,6 +147,39 @@ class Checkpoints:
                 f"{self.directory / str(step)} does not fit this config; "
                 f"{len(differences)} arrays differ, the first of them:\n{shown}"
             )
+
+
+def read_part(directory: pathlib.Path, step: int, part: str) -> dict[str, np.ndarray]:
+    """Arrays of a state whose path begins with `part`, by the rest of it, in host memory.
+
+    Whatever devices they were on; nothing of the directory is changed, so it may be that of a
+    running stage.
+
+    Args:
+      directory: of a stage's checkpoints.
+      part: such as "critic_params/"; "" = all.
+
+    Raises:
+      CheckpointError: there is no such checkpoint, or its files are damaged.
+    """
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    try:
+        with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
+            small = ocp.args.Composite(leaves=ocp.args.JsonRestore())
+            leaves = manager.restore(step, args=small)["leaves"]
+            paths = [path for path in leaves if path.startswith(part)]
+            tree = param_tree.unflatten(dict.fromkeys(paths, 0))
+            wanted = ocp.args.PyTreeRestore(
+                item=tree,
+                restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), tree),
+                partial_restore=True,
+            )
+            found = manager.restore(step, args=ocp.args.Composite(state=wanted))["state"]
+    except Exception as error:  # damaged files fail in many ways inside Orbax
+        raise CheckpointError(
+            f"{directory / str(step)} cannot be read: {_reason(error)}"
+        ) from error
+    return {path.removeprefix(part): leaf for path, leaf in param_tree.flatten(found).items()}
 
 
 def _describe(tree: Any) -> dict[str, str]:

@@ -71,7 +71,7 @@ def arrays_of(params: Params) -> dict[str, np.ndarray]:
 
 def tensor_sha256(array: np.ndarray) -> str:
     """Hex digest of the array's bytes in C order; dtype and shape are not part of it."""
-    return hashlib.sha256(_bytes(array)).hexdigest()
+    return hashlib.sha256(bytes_of(array)).hexdigest()
 
 
 def params_sha256(params: Params) -> str:
@@ -98,6 +98,6 @@ def combined_sha256(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _bytes(array: np.ndarray) -> memoryview:
+def bytes_of(array: np.ndarray) -> memoryview:
     """A view of the bytes; through uint8 because bfloat16 has no buffer format of its own."""
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

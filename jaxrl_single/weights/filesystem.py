@@ -12,6 +12,8 @@ checkpoint is the record, and a version that lost bytes fails its checksums.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -32,6 +34,30 @@ _TENSORS = "params.safetensors"
 _MANIFEST = "manifest.json"
 _HIDDEN = (".writing-", ".pruned-")  # of the one writer; left over only when it was killed
 _VERSION = re.compile(r"v(\d{9,})")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor on disk; `tensor[index]` reads a part of it."""
+
+    file: pathlib.Path
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        # Opened for each part: the pages of an open file count as memory of this process.
+        with safetensors.safe_open(self.file, framework="np") as tensors:
+            if not self.shape:
+                return tensors.get_tensor(self.path)[index]
+            return tensors.get_slice(self.path)[index]
+
+    def sha256(self) -> str:
+        """As `base.tensor_sha256` of the whole."""
+        digest = hashlib.sha256()
+        for row in range(self.shape[0]) if self.shape else [()]:
+            digest.update(base.bytes_of(np.asarray(self[row])))
+        return digest.hexdigest()
 
 
 class FileWeights:
@@ -76,13 +102,18 @@ class FileWeights:
         try:
             return self._read(place, version)
         except FileNotFoundError as error:
-            if not place.exists():
-                raise base.MissingVersion(
-                    f"{place}: no version {version}; never published, or pruned meanwhile "
-                    f"(there are {self.versions()})"
-                ) from error
-            missing = pathlib.Path(error.filename or "").name
-            raise base.InvalidWeights(f"{place}: torn, {missing} is missing") from error
+            raise self._missing(place, version, error) from error
+
+    def open(self, version: int) -> dict[str, StoredTensor]:
+        """The tensors of a version by path, checked and still on disk; errors as of `fetch`.
+
+        It reads each tensor once, by parts, so a version may be larger than memory.
+        """
+        place = self._place(version)
+        try:
+            return _open(place, self._read_manifest(place, version))
+        except FileNotFoundError as error:
+            raise self._missing(place, version, error) from error
 
     def prune(self, keep: int, pinned: Iterable[int] = ()) -> list[int]:
         if keep < 1:
@@ -104,6 +135,17 @@ class FileWeights:
         for number in forgotten:
             shutil.rmtree(self._place(number))
         return forgotten
+
+    def _missing(
+        self, place: pathlib.Path, version: int, error: FileNotFoundError
+    ) -> base.InvalidWeights:
+        if not place.exists():
+            return base.MissingVersion(
+                f"{place}: no version {version}; never published, or pruned meanwhile "
+                f"(there are {self.versions()})"
+            )
+        missing = pathlib.Path(error.filename or "").name
+        return base.InvalidWeights(f"{place}: torn, {missing} is missing")
 
     def _place(self, version: int) -> pathlib.Path:
         return self.directory / f"v{version:09d}"
@@ -165,6 +207,24 @@ class FileWeights:
                 f"{'complete' if complete else 'incomplete'}, expected version {version}, complete"
             )
         return manifest
+
+
+def _open(place: pathlib.Path, manifest: dict[str, Any]) -> dict[str, StoredTensor]:
+    tensors = {
+        path: StoredTensor(place / _TENSORS, path, tuple(facts["shape"]), np.dtype(facts["dtype"]))
+        for path, facts in manifest["tensors"].items()
+    }
+    try:
+        odd = [
+            path
+            for path, one in tensors.items()
+            if one.sha256() != manifest["tensors"][path]["sha256"]
+        ]
+    except safetensors.SafetensorError as error:
+        raise base.InvalidWeights(f"{place}: {_TENSORS} is torn or corrupt ({error})") from error
+    if odd:
+        raise base.InvalidWeights(f"{place}: the tensors {odd} differ from {_MANIFEST} in sha256")
+    return tensors
 
 
 def _check_tensors(

@@ -1,0 +1,110 @@
+"""Writes a checkpoint in Hugging Face layout, for this package, vLLM and transformers.
+
+    python -m jaxrl_single.run.convert --from=DIR|FILE.gguf|WORKDIR --to=DIR
+
+From another such directory, from a GGUF file, or from a run: the newest version that it has
+published (--version=N names one that is still there; where there is none, the newest checkpoint) or
+with --critic its newest critic. Tokenizer and chat template come along. Tensors pass one by one;
+--dtype says what they are stored in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxrl_single import workdir
+from jaxrl_single.models import config as config_lib
+from jaxrl_single.models import hf, hf_names, pretrained
+from jaxrl_single.report import bar
+from jaxrl_single.run import child_process
+from jaxrl_single.weights import base
+
+Report = Callable[[int, int, str], None]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--from", dest="source", required=True, metavar="DIR|FILE.gguf|WORKDIR")
+    parser.add_argument("--to", required=True, metavar="DIR", help="must not exist")
+    parser.add_argument("--dtype", choices=config_lib.DTYPES, help="default: as they are")
+    parser.add_argument("--version", type=int, help="of a run; default: the newest")
+    parser.add_argument("--critic", action="store_true", help="of a run, instead of its policy")
+    args = vars(parser.parse_args())
+    try:
+        with bar.Bar("tensors", sys.stderr) as shown:
+            what = convert(args.pop("source"), args.pop("to"), report=shown.show, **args)
+    except (ValueError, OSError, base.InvalidWeights) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(what)
+    return 0
+
+
+def convert(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    *,
+    dtype: str | None = None,
+    version: int | None = None,
+    critic: bool = False,
+    report: Report = lambda done, total, text: None,
+) -> str:
+    """Writes a checkpoint; see the top of this file. Returns what it was, in words.
+
+    Raises:
+      ValueError: the source is none, or its tensors are not those of its model.
+      base.InvalidWeights: the weights of a run are damaged, or there is no such version.
+      OSError: something cannot be read, or the target exists.
+    """
+    if pathlib.Path(target).exists():
+        raise FileExistsError(f"{target} exists already; choose another directory")
+    if (pathlib.Path(source) / "run.json").exists():
+        found = _of_run(source, version, critic)
+    elif version is not None or critic:
+        raise ValueError(f"{source} is not the workdir of a run; --version and --critic are of one")
+    else:
+        found = pretrained.open_checkpoint(source, dtype=dtype)
+    model = found.description.model
+    model = dataclasses.replace(model, dtype=dtype or model.dtype)
+    places = hf_names.places(model, critic=found.is_critic)
+
+    def tensors() -> Iterator[tuple[str, np.ndarray]]:
+        for number, (name, array) in enumerate(found.tensors(), start=1):
+            yield name, array.astype(places[name].dtype, copy=False)
+            report(number, len(places), name)
+
+    hf.write(
+        target,
+        dataclasses.replace(found.description, model=model),
+        tensors(),
+        write_text=found.write_text,
+        is_critic=found.is_critic,
+    )
+    return f"{found.where} is in {target}"
+
+
+def _of_run(source: str | os.PathLike, version: int | None, critic: bool) -> Any:
+    """A stages.run_weights.RunWeights, which has what a `Pretrained` has."""
+    from jaxrl_single import checkpoint  # imports jax
+    from jaxrl_single.stages import run_weights
+
+    paths = workdir.Workdir(source)
+    config = child_process.load_config(paths)
+    try:
+        return run_weights.find(config, paths, version=version, critic=critic)
+    except checkpoint.CheckpointError as error:
+        raise ValueError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
