@@ -31,7 +31,8 @@ class Routing:
     """Of the mixture of experts whose choices a batch holds.
 
     Attributes:
-      num_layers, experts_per_token, num_experts: of the model.
+      num_layers: of the model, those that have experts.
+      experts_per_token, num_experts: of the model.
     """
 
     num_layers: int

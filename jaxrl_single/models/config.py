@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16")  # wide ones first
 MOE_FORMS = ("dense", "ragged", "blocks")
 ROUTERS = ("softmax", "sigmoid")
 ROPE_KINDS = ("linear", "dynamic", "llama3", "yarn")

@@ -98,7 +98,7 @@ def write(
     Args:
       directory: must not exist yet.
       description: what config.json says.
-      found: name and array of each tensor, sorted by name.
+      found: name and array of each tensor, in the order of `hf_names.places`.
       write_text: puts the tokenizer into a directory.
       is_critic: with a value head in the place of the unembedding.
       max_shard_bytes: of one file.
@@ -131,7 +131,7 @@ def write(
 def tensors(
     config: config_lib.ModelConfig, params: Params, *, is_critic: bool = False
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and array of each tensor as a checkpoint has them, one by one, sorted by name.
+    """Name and array of each tensor as a checkpoint has them, one by one and in their order.
 
     Args:
       params: nested dict; leaves are arrays, or anything with a shape, a dtype and parts by index.

@@ -29,7 +29,11 @@ class Place:
 
 
 def places(config: config_lib.ModelConfig, *, critic: bool = False) -> dict[str, Place]:
-    """Their name -> where it lies, of all tensors of a policy or critic, sorted by name."""
+    """Their name -> where it lies, of all tensors of a policy or critic.
+
+    In the order in which a file has them: wide numbers first, so that each is aligned, then by
+    name.
+    """
     sizes = hf_families.dimensions(config)
     found = {}
     for tensor in _tensors(config, critic):
@@ -40,7 +44,8 @@ def places(config: config_lib.ModelConfig, *, critic: bool = False) -> dict[str,
             layer, expert = (layers[index[0]], index[-1]) if index else (None, None)
             name = tensor.name.format(layer=layer, expert=expert)
             found[name] = Place(tensor.path, index, shape, dtype, tensor.transposed)
-    return dict(sorted(found.items()))
+    order = {dtype: number for number, dtype in enumerate(config_lib.DTYPES)}
+    return dict(sorted(found.items(), key=lambda item: (order[item[1].dtype], item[0])))
 
 
 def leaf_shapes(

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_single.models import api, sizes
 
@@ -13,6 +14,8 @@ VOCAB_SIZE = 40
 ROWS, LENGTH = 2, 24
 SIZES = ("tiny", "tiny_moe")
 OTHER_SIZES = ("tiny_qwen2", "tiny_glm")  # where the path through the decoder is another
+# Those that go together in a test: what tiny_qwen2 has, tiny_glm has too.
+FORMS = [*SIZES, "tiny_glm", pytest.param("tiny_qwen2", marks=pytest.mark.slow)]
 
 
 @functools.cache

@@ -45,7 +45,7 @@ def _play(pool, slot, tokens, *, prompt, others=()):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("size", lab.SIZES + lab.OTHER_SIZES)
+@pytest.mark.parametrize("size", lab.FORMS)
 def test_an_episode_of_two_turns_scores_as_the_full_forward_does(size):
     tokens = _tokens(2)
     full = _full_logprobs(size, tokens)

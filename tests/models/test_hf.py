@@ -19,8 +19,9 @@ from tests.models import model_lab
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 NAMES = ("qwen3", "qwen3_moe", "llama", "qwen2", "glm4_moe")
-# Two float32 programs that add in different orders; measured 7e-6 for log-probs down to -11.
-TOLERANCE = 2e-5
+# Two float32 programs that add in different orders, and whose rotary frequencies are rounded
+# differently; measured 3e-5 for log-probs down to -11.
+TOLERANCE = 1e-4
 
 
 def our_logprobs(shape, params, tokens) -> np.ndarray:

@@ -71,6 +71,14 @@ def test_the_critic_of_rl_trains_what_the_paper_trains():
         }
 
 
+def test_the_bias_of_a_router_is_frozen_where_all_else_trains():
+    policy = api.build_policy(sizes.get("tiny_glm", vocab_size=8))
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    frozen = optim.frozen(shapes, optim.label(shapes, optim.ALL_TRAIN))
+    leaves = jax.tree_util.tree_leaves_with_path(frozen)
+    assert [optim.path_name(path) for path, _ in leaves] == ["layers/router/bias"]
+
+
 def test_frozen_leaves_have_no_slots_and_pass_through():
     adam = {"train": optim.adamw(0.1, b1=0.9, b2=0.95, weight_decay=0.5)}
     optimizer = optim.build(PARAMS, rules=cases.CRITIC_RULES, transforms=adam, clip_norm=1.0)
