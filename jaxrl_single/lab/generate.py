@@ -24,7 +24,7 @@ from typing import Any
 from jaxrl_single import wire, workdir
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.lab import prompts_file, resumable
-from jaxrl_single.models import api, hf, hf_config
+from jaxrl_single.models import api, hf, hf_config, pretrained
 from jaxrl_single.sampler import engine as engine_lib
 
 _PAGE_SIZE = 32  # tokens
@@ -73,7 +73,7 @@ def generate(
     """Answers all prompts that `output` does not answer yet.
 
     Args:
-      model: directory of a Hugging Face checkpoint.
+      model: a Hugging Face checkpoint or a GGUF file, see `pretrained.locate`.
       prompts: see prompts_file.
       num_slots: answers sampled together, at most.
       dtype: to compute in; None = the checkpoint's own.
@@ -140,9 +140,9 @@ class _Source:
         sampling: Sampling,
         dtype: str | None,
     ) -> _Source:
-        model = pathlib.Path(model)
+        model = pretrained.locate(model)
         description = hf.describe(model, dtype=dtype)
-        has_text = (model / "tokenizer.json").exists()
+        has_text = model.is_file() or (model / "tokenizer.json").exists()
         text = text_lib.HfText.load(model) if has_text else None
         found = prompts_file.read(
             prompts,
