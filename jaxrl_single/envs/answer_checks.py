@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import decimal
+from collections.abc import Mapping
+from typing import Any
 
 from jaxrl_single import types
-from jaxrl_single.envs import reasoning_gym_tasks
+from jaxrl_single.envs import judge, math_answers
 
-NAMES = ("dataset", "exact", "number")
+NAMES = ("dataset", "exact", "number", "math")
 
 
 async def exact(task: types.Task, answer: str) -> float:
@@ -24,18 +26,49 @@ async def number(task: types.Task, answer: str) -> float:
 class DatasetCheck:
     """The score that the dataset of a task gives."""
 
-    def __init__(self, dataset: reasoning_gym_tasks.Dataset):
-        self._dataset = dataset
+    def __init__(self, name: str, options: Mapping[str, Any]):
+        """See `reasoning_gym_tasks.Dataset`; starts nothing yet."""
+        self._name = name
+        self._judge = judge.Judge(
+            "from jaxrl_single.envs import reasoning_gym_tasks\n"
+            f"score = reasoning_gym_tasks.Dataset({name!r}, {dict(options)!r}).score",
+            preload=("reasoning_gym",),
+        )
 
     async def __call__(self, task: types.Task, answer: str) -> float:
         """0 to 1.
 
         Raises:
           ValueError: the task is of another dataset.
+          judge.JudgeError: the dataset's own judgement failed.
         """
-        if task.data.get("dataset") != self._dataset.name:
-            raise ValueError(f"the task is not of the dataset {self._dataset.name!r}")
-        return self._dataset.score(task.data["place"], answer)
+        if task.data.get("dataset") != self._name:
+            raise ValueError(f"the task is not of the dataset {self._name!r}")
+        return await self._judge.score(task.data["place"], answer)
+
+    def close(self) -> None:
+        """Ends the judge."""
+        self._judge.close()
+
+
+class MathCheck:
+    """1 when an answer means the same as the task's, see math_answers.py."""
+
+    def __init__(self):
+        """Starts nothing yet; ValueError when the package math-verify is missing."""
+        math_answers.load()
+        self._judge = judge.Judge(
+            "from jaxrl_single.envs import math_answers\nscore = math_answers.score",
+            preload=(math_answers.PACKAGE,),
+        )
+
+    async def __call__(self, task: types.Task, answer: str) -> float:
+        """0 or 1; `judge.JudgeError` when the judgement failed."""
+        return await self._judge.score(task.answer, answer)
+
+    def close(self) -> None:
+        """Ends the judge."""
+        self._judge.close()
 
 
 def _decimal(text: str) -> decimal.Decimal | None:

@@ -168,14 +168,20 @@ def _check(section: Section) -> tool_env.Check:
     name = section["answer_check"]
     if name not in answer_checks.NAMES:
         raise ValueError(f"env.answer_check is {name!r}, allowed are {answer_checks.NAMES}")
-    if name != "dataset":
+    if name in ("exact", "number"):
         return {"exact": answer_checks.exact, "number": answer_checks.number}[name]
-    if not section["dataset"]:
+    if name == "math":
+        check = answer_checks.MathCheck()
+    elif section["dataset"]:
+        _dataset(section)  # complains here about what is wrong, not at the first answer
+        check = answer_checks.DatasetCheck(section["dataset"], section["dataset_options"])
+    else:
         raise ValueError(
             "env.answer_check is 'dataset', and env.dataset is empty; tasks of a file are judged "
             f"by one of {[one for one in answer_checks.NAMES if one != name]}"
         )
-    return answer_checks.DatasetCheck(_dataset(section))
+    atexit.register(check.close)
+    return check
 
 
 def _dataset(section: Section) -> reasoning_gym_tasks.Dataset:

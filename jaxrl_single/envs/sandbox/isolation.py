@@ -18,6 +18,7 @@ from jaxrl_single.envs.sandbox import walls
 NAMES = ("auto", "bubblewrap", "namespaces", "none")
 _PACKAGE_PATH = str(pathlib.Path(__file__).parents[3])
 _SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_OWN_CODE = ("envs", "types.py")
 _PROBE_S = 30.0
 # With the environment of the user nothing of it could leak; this is all that a program gets.
 ENVIRONMENT = {
@@ -91,14 +92,25 @@ def choose(name: str) -> Isolation:
     )
 
 
+def best() -> Isolation:
+    """The one of "auto", or none: for code of our own, which needs limits and a deadline only."""
+    try:
+        return choose("auto")
+    except NoIsolation:
+        return _ALL["none"]
+
+
 def announce(isolation: Isolation) -> None:
     """Says which isolation is active."""
     level = logging.WARNING if isolation.name == "none" else logging.INFO
     _log.log(level, "isolation of the Python tool: %s", isolation.description)
 
 
-def view() -> walls.View:
+def view(*, own_code: bool = False) -> walls.View:
     """What Python needs to be seen: itself, its packages, and the system's libraries.
+
+    Args:
+      own_code: show also what of this package makes tasks and judges answers.
 
     Raises:
       NoIsolation: Python's own directory holds the home directory.
@@ -108,6 +120,8 @@ def view() -> walls.View:
     if home.is_relative_to(prefix) and prefix != pathlib.Path("/usr"):
         raise NoIsolation(f"Python is installed in {prefix}, which holds the home directory")
     wanted = [sys.base_prefix, str(prefix), *import_paths(), str(pathlib.Path(__file__).parent)]
+    if own_code:
+        wanted += [f"{_PACKAGE_PATH}/jaxrl_single/{name}" for name in _OWN_CODE]
     links = {}
     for path in _SYSTEM_PATHS:
         if os.path.islink(path):
@@ -117,9 +131,10 @@ def view() -> walls.View:
     return walls.View(tuple(sorted(_outermost(wanted))), links)
 
 
-def import_paths() -> list[str]:
-    """Directories of installed packages."""
-    return list(dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib")))
+def import_paths(*, own_code: bool = False) -> list[str]:
+    """Directories of installed packages, and with `own_code` that of this one."""
+    found = [sysconfig.get_path(kind) for kind in ("purelib", "platlib")]
+    return list(dict.fromkeys(found + [_PACKAGE_PATH] * own_code))
 
 
 def command(module: str, settings: dict[str, object]) -> list[str]:
@@ -134,13 +149,13 @@ def command(module: str, settings: dict[str, object]) -> list[str]:
     return [python, "-s", "-P", "-S", "-B", "-c", code, json.dumps(settings)]
 
 
-def bubblewrap_prefix(*, tmp_mb: int) -> list[str]:
+def bubblewrap_prefix(seen: walls.View, *, tmp_mb: int) -> list[str]:
     """The words in front of a command that put it behind bubblewrap's walls.
 
     Args:
+      seen: what is visible.
       tmp_mb: size of /tmp in there, MiB.
     """
-    seen = view()
     # In full, because the program gets a search path of its own.
     program = shutil.which("bwrap") or "bwrap"
     words = [program, "--unshare-user", "--unshare-all", "--disable-userns"]
@@ -164,7 +179,7 @@ def _failure(name: str) -> str | None:
             return "bwrap is not installed"
         if os.geteuid() == 0:
             return "for root it can't bound the number of processes"
-        probe = [*bubblewrap_prefix(tmp_mb=1), *probe]
+        probe = [*bubblewrap_prefix(view(), tmp_mb=1), *probe]
     try:
         done = subprocess.run(
             probe, env=ENVIRONMENT, capture_output=True, text=True, timeout=_PROBE_S, check=False

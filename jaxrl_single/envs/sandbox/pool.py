@@ -18,6 +18,7 @@ import json
 import socket
 import struct
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,9 +26,10 @@ from jaxrl_single.envs.sandbox import isolation as isolation_lib
 from jaxrl_single.envs.sandbox import limits as limits_lib
 from jaxrl_single.envs.sandbox import spawners
 
-START_S = 30.0  # a start takes so long at most; a fork takes milliseconds, a busy machine more
+START_S = 120.0  # a start takes so long at most; a fork takes milliseconds, but loading does not
 _GRACE_S = 1.0  # after its deadline a run may still answer for so long, before it is killed
 _END_S = 5.0  # until a killed interpreter is gone
+_SIZE = 64  # interpreters in use at one time; further episodes wait
 _SPARES = 4  # interpreters that wait for an episode
 _JSON_BYTES = 12  # of one byte of output, at most, as JSON
 
@@ -54,6 +56,19 @@ class Result:
     kept: bool = True
 
 
+class Gate:
+    """Lets a number of users in at one time, in whichever event loop they are."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._of_loop: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def here(self) -> asyncio.Semaphore:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        return self._of_loop.setdefault(loop, asyncio.Semaphore(self._size))
+
+
 class Pool:
     """Makes interpreters of one isolation with the same limits."""
 
@@ -62,17 +77,22 @@ class Pool:
         isolation: isolation_lib.Isolation,
         limits: limits_lib.Limits,
         *,
+        size: int = _SIZE,
         spares: int = _SPARES,
         preload: tuple[str, ...] = (),
+        own_code: bool = False,
     ):
         """Starts nothing yet.
 
         Args:
+          size: interpreters in use at one time.
           spares: interpreters that wait, ready, for an episode.
           preload: modules that every interpreter finds loaded; under "namespaces" only.
+          own_code: this package can be imported in there.
         """
         self.limits = limits
-        self._spawner = spawners.make(isolation, limits, preload)
+        self._spawner = spawners.make(isolation, limits, preload, own_code=own_code)
+        self.gate = Gate(size)
         self._num_spares = spares
         self._spares: collections.deque[_Process] = collections.deque()
         self._numbers = itertools.count()
@@ -147,6 +167,7 @@ class Interpreter:
         self._pool = pool
         self._seed = seed
         self._process: _Process | None = None
+        self._entered: asyncio.Semaphore | None = None
         self._runs = itertools.count()
 
     async def run(self, code: str, timeout_s: float = 5.0) -> Result:
@@ -162,7 +183,7 @@ class Interpreter:
           SandboxError: there is no interpreter to be had.
         """
         if self._process is None:
-            self._process = await self._pool.take()
+            await self._begin()
         message = {"run": next(self._runs), "code": code, "timeout_s": timeout_s}
         message["seed"] = self._seed
         started = time.monotonic()
@@ -181,8 +202,26 @@ class Interpreter:
     async def close(self) -> None:
         """Ends the process, if there is one."""
         process, self._process = self._process, None
-        if process is not None:
-            await process.end()
+        try:
+            if process is not None:
+                await process.end()
+        finally:
+            self._leave()
+
+    async def _begin(self) -> None:
+        gate = self._pool.gate.here()
+        await gate.acquire()
+        self._entered = gate
+        try:
+            self._process = await self._pool.take()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        gate, self._entered = self._entered, None
+        if gate is not None:
+            gate.release()
 
 
 class _Process:

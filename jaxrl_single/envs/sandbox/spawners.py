@@ -40,14 +40,18 @@ class Spawner(Protocol):
 class ZygoteSpawner:
     """Forks of one warm Python, each behind walls of its own."""
 
-    def __init__(self, limits: limits_lib.Limits, preload: tuple[str, ...]):
+    def __init__(
+        self, limits: limits_lib.Limits, preload: tuple[str, ...] = (), *, own_code: bool = False
+    ):
         """Nothing runs before the first `start`.
 
         Args:
           preload: modules that every interpreter finds loaded.
+          own_code: this package can be imported.
         """
         self._limits = limits
         self._preload = preload
+        self._own_code = own_code
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
 
@@ -89,9 +93,9 @@ class ZygoteSpawner:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = {
             "fd": theirs.fileno(),
-            "view": dataclasses.asdict(isolation_lib.view()),
+            "view": dataclasses.asdict(isolation_lib.view(own_code=self._own_code)),
             "limits": dataclasses.asdict(self._limits),
-            "import_paths": isolation_lib.import_paths(),
+            "import_paths": isolation_lib.import_paths(own_code=self._own_code),
             "preload": list(self._preload),
         }
         with theirs:
@@ -109,13 +113,15 @@ class ZygoteSpawner:
 class CommandSpawner:
     """A command for each interpreter."""
 
-    def __init__(self, limits: limits_lib.Limits, prefix: list[str]):
+    def __init__(self, limits: limits_lib.Limits, prefix: list[str], *, own_code: bool = False):
         """Makes a spawner.
 
         Args:
           prefix: words in front of the command, which isolate it; empty = no isolation.
+          own_code: this package can be imported.
         """
         self._limits = limits
+        self._own_code = own_code
         self._prefix = prefix
         self._running: dict[int, tuple[subprocess.Popen, str | None]] = {}
 
@@ -124,7 +130,7 @@ class CommandSpawner:
         settings = {
             "fd": sock.fileno(),
             "limits": dataclasses.asdict(self._limits),
-            "import_paths": isolation_lib.import_paths(),
+            "import_paths": isolation_lib.import_paths(own_code=self._own_code),
             "alone": bool(self._prefix),
         }
         # Behind walls there is a /tmp that goes with them.
@@ -162,12 +168,17 @@ class CommandSpawner:
 
 
 def make(
-    isolation: isolation_lib.Isolation, limits: limits_lib.Limits, preload: tuple[str, ...]
+    isolation: isolation_lib.Isolation,
+    limits: limits_lib.Limits,
+    preload: tuple[str, ...] = (),
+    *,
+    own_code: bool = False,
 ) -> Spawner:
-    """The spawner of an isolation."""
+    """The spawner of an isolation; `preload` counts under "namespaces" only."""
     if isolation.name == "namespaces":
-        return ZygoteSpawner(limits, preload)
+        return ZygoteSpawner(limits, preload, own_code=own_code)
+    prefix = []
     if isolation.name == "bubblewrap":
-        prefix = isolation_lib.bubblewrap_prefix(tmp_mb=limits.file_mb)
-        return CommandSpawner(limits, prefix)
-    return CommandSpawner(limits, [])
+        seen = isolation_lib.view(own_code=own_code)
+        prefix = isolation_lib.bubblewrap_prefix(seen, tmp_mb=limits.file_mb)
+    return CommandSpawner(limits, prefix, own_code=own_code)

@@ -108,6 +108,24 @@ def test_64_episodes_at_once_do_not_see_each_other(interpreters):
     assert len({words[3] for words in shown}) == 2, "random numbers follow the seed"
 
 
+def test_more_episodes_than_places_wait_for_one():
+    made = sandbox_lab.isolated_pool(size=2, spares=0)
+    at_once = []
+
+    async def episode():
+        async with made.interpreter() as python:
+            await python.run("1")
+            at_once.append(made.gate.here()._value)
+            return (await python.run("1 + 1")).output
+
+    async def all_episodes():
+        return await asyncio.gather(*(episode() for _ in range(6)))
+
+    assert asyncio.run(all_episodes()) == ["2\n"] * 6
+    assert 0 <= min(at_once) <= max(at_once) < 2
+    made.close()
+
+
 def test_pool_serves_one_event_loop_after_the_other(interpreters):
     for _ in range(3):
         assert sandbox_lab.run_one(interpreters, "1 + 1").output == "2\n"
@@ -204,7 +222,7 @@ def _runs(pid):
 
 
 def test_what_cannot_be_started_is_a_fault_of_the_machine(interpreters, monkeypatch):
-    monkeypatch.setattr(isolation, "view", lambda: walls.View(("/usr", "/nowhere"), {}))
+    monkeypatch.setattr(isolation, "view", lambda **_: walls.View(("/usr", "/nowhere"), {}))
     with pytest.raises(pool.SandboxError, match=r"can't be started: FileNotFoundError.*nowhere"):
         sandbox_lab.run_one(interpreters, "1")
 

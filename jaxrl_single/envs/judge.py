@@ -1,0 +1,100 @@
+"""Judging by programs that an answer could hang or abuse: in a process of their own, by the clock.
+
+Libraries that compare mathematics hand what a model wrote to a symbolic parser, and `9**9**9` is
+an answer like any other. So they run where the Python tool runs, isolated where that is possible.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jaxrl_single.envs.sandbox import isolation
+from jaxrl_single.envs.sandbox import limits as limits_lib
+from jaxrl_single.envs.sandbox import pool as pool_lib
+
+TIMEOUT_S = 10.0  # of a judgement
+_START_S = 120.0  # of `source`, which may import a lot on a busy machine
+_AT_ONCE = 2  # answers; the others wait, for a judgement takes milliseconds
+_TRIES = 2  # the first may have met a bad moment of the machine
+_LIMITS = limits_lib.Limits(memory_mb=4096, processes=8, cpu_s=3600, output_chars=4000)
+
+
+class JudgeError(RuntimeError):
+    """The judging program failed; the message holds its traceback."""
+
+
+class Judge:
+    """Calls one function in interpreters of its own."""
+
+    def __init__(self, source: str, *, preload: tuple[str, ...], timeout_s: float = TIMEOUT_S):
+        """Starts nothing yet.
+
+        Args:
+          source: Python that defines `score(*arguments) -> float`; it may import this package.
+          preload: modules that make `source` quick, loaded once.
+          timeout_s: of a judgement, by the clock.
+        """
+        self._source = source
+        self._timeout_s = timeout_s
+        self._pool = pool_lib.Pool(
+            isolation.best(), _LIMITS, spares=0, preload=preload, own_code=True
+        )
+        self._idle: list[pool_lib.Interpreter] = []
+        self._gate = pool_lib.Gate(_AT_ONCE)
+
+    async def score(self, *arguments: Any) -> float:
+        """The score of an answer, 0 to 1.
+
+        An answer that takes too long, or ends the interpreter, twice, is wrong: 0.
+
+        Args:
+          arguments: of `score`, JSON types.
+
+        Raises:
+          JudgeError: the function raised, or gave no number.
+          sandbox.pool.SandboxError: there is no interpreter to be had.
+        """
+        text = json.dumps(arguments)
+        code = f"import json\nprint()\nprint(float(score(*json.loads({text!r}))))"
+        for _ in range(_TRIES):
+            async with self._gate.here():
+                result = await self._run(code)
+            if result.outcome == "done":
+                return _number(result.output)
+            if result.outcome == "error":
+                raise JudgeError(result.error)
+        return 0.0
+
+    def close(self) -> None:
+        """Ends the interpreters."""
+        self._pool.close()
+
+    async def _run(self, code: str) -> pool_lib.Result:
+        python = self._idle.pop() if self._idle else await self._begin()
+        try:
+            result = await python.run(code, self._timeout_s)
+        except BaseException:
+            await python.close()
+            raise
+        if result.kept and result.outcome != "timeout":
+            self._idle.append(python)
+        else:
+            await python.close()
+        return result
+
+    async def _begin(self) -> pool_lib.Interpreter:
+        python = pool_lib.Interpreter(self._pool, seed=0)
+        result = await python.run(self._source, _START_S)
+        if result.outcome != "done":
+            await python.close()
+            raise JudgeError(f"the judge can't be started: {result.outcome} {result.error}")
+        return python
+
+
+def _number(output: str) -> float:
+    """The last line; what libraries print before does not matter."""
+    try:
+        return float(output.strip().rpartition("\n")[2])
+    except ValueError:
+        raise JudgeError(f"the judge said {output[-200:]!r}, expected a number") from None

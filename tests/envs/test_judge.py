@@ -1,0 +1,101 @@
+"""Judging in a process of its own: right scores, deadlines, and failures that are no verdict."""
+
+import asyncio
+
+import pytest
+
+from jaxrl_single import types
+from jaxrl_single.envs import answer_checks, judge, reasoning_gym_tasks
+
+pytest.importorskip("math_verify", reason="needs the extra envs")
+
+
+@pytest.fixture(scope="module")
+def math_check():
+    check = answer_checks.MathCheck()
+    yield check
+    check.close()
+
+
+@pytest.mark.parametrize(
+    ("right", "given", "score"),
+    [
+        ("14", "14", 1.0),
+        ("14", "14.0", 1.0),
+        ("14", "15", 0.0),
+        ("1/2", "0.5", 1.0),
+        (r"\frac{1}{2}", "1/2", 1.0),
+        (r"$\frac{1}{2}$", r"\boxed{\dfrac12}", 1.0),
+        (r"2\sqrt{3}", r"\sqrt{12}", 1.0),
+        ("x^2-1", "(x-1)(x+1)", 1.0),
+        ("x^2-1", "x^2+1", 0.0),
+        (r"\{1, 2\}", r"\{2, 1\}", 1.0),
+        ("(1, 2)", "(2, 1)", 0.0),
+        ("1,234", "1234", 1.0),
+        ("14", "", 0.0),
+        ("14", "no idea", 0.0),
+        ("Paris", " paris", 1.0),
+        ("Paris", "London", 0.0),
+    ],
+)
+def test_mathematics(math_check, right, given, score):
+    assert asyncio.run(math_check(types.Task("t", "?", right), given)) == score
+
+
+def test_answers_that_would_take_for_ever_are_wrong_and_the_next_one_is_judged():
+    check = judge.Judge(
+        "def score(answer):\n    while answer == 'hang': pass\n    return answer == 'right'",
+        preload=(),
+        timeout_s=0.5,
+    )
+
+    async def play():
+        return [await check.score(answer) for answer in ("right", "hang", "right", "wrong")]
+
+    assert asyncio.run(play()) == [1.0, 0.0, 1.0, 0.0]
+    check.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("def score(answer): return 1 / 0", "ZeroDivisionError"),
+        ("def score(answer): return 'good'", "could not convert string to float"),
+        ("import no_such_package", "can't be started: error .*no_such_package"),
+    ],
+)
+def test_failures_of_the_judge_are_no_verdict(source, complaint):
+    check = judge.Judge(source, preload=())
+    with pytest.raises(judge.JudgeError, match=f"(?s){complaint}"):
+        asyncio.run(check.score("1"))
+    check.close()
+
+
+def test_many_answers_at_once_are_told_apart():
+    check = judge.Judge(
+        "def score(answer):\n    print('noise')\n    return answer / 64", preload=()
+    )
+
+    async def play():
+        return await asyncio.gather(*(check.score(number) for number in range(16)))
+
+    assert asyncio.run(play()) == [number / 64 for number in range(16)]
+    check.close()
+
+
+def test_datasets_judge_by_their_own_rules():
+    pytest.importorskip("reasoning_gym", reason="needs the extra envs")
+    options = {"min_numbers": 3, "max_numbers": 3, "size": 100}
+    dataset = reasoning_gym_tasks.Dataset("countdown", options)
+    task = reasoning_gym_tasks.ReasoningGymTasks("train", dataset, seed=0)[0]
+    check = answer_checks.DatasetCheck("countdown", options)
+
+    async def play():
+        assert await check(task, task.answer) == 1.0
+        assert await check(task, f"({task.answer})") == 1.0  # another text of the same value
+        assert await check(task, "1 + 1") < 1.0
+        with pytest.raises(ValueError, match="not of the dataset 'countdown'"):
+            await check(types.Task("t", "?", "1"), "1")
+
+    asyncio.run(play())
+    check.close()
