@@ -102,6 +102,9 @@ NAMES: dict[str, str] = {
     "mismatch/mean": "mean absolute difference of log-probs at equal weights",
     "mismatch/max": "largest absolute difference of log-probs at equal weights",
     "mismatch/tokens": "tokens compared",
+    # Router replay: what the routers being trained think of the sampler's choice of experts.
+    "routing/changed": "fraction of (token, layer) pairs whose router would take other experts",
+    "routing/changed_tokens": "fraction of tokens for which that is so in at least one layer",
     # Where the time goes, seconds of this step.
     "time/step_s": "from the end of the step before to the end of this one",
     "time/wait_s": "waiting for trajectories",

@@ -45,6 +45,8 @@ class Policy:
         from 0 in each segment. `expert_ids` int [B, T, L, k] replays the experts that each token
         took in each of the L layers that have some; the weights of the experts are the router's
         own, and so is its gradient. -1: the router chooses for this token itself.
+      replay: as `hidden` with expert_ids, -> (hidden, rerouted [B, T, L] bool): where the router
+        itself would have taken other experts, False where an id is -1.
       unembedding: params -> [V, D]; logits are hidden @ unembedding.T.
       serving: params -> serving, the form of the parameters that `prefill` and `decode` read; a
         copy, made once per version of the weights (see models/serving.py).
@@ -76,6 +78,7 @@ class Policy:
     config: config_lib.ModelConfig
     init: Callable[[jax.Array], Params]
     hidden: Callable[..., jax.Array]
+    replay: Callable[..., tuple[jax.Array, jax.Array]]
     unembedding: Callable[[Params], jax.Array]
     serving: Callable[[Params], serving_lib.Serving]
     init_cache: Callable[[int, int], kv_cache.Cache]
@@ -117,6 +120,7 @@ def build_policy(config: config_lib.ModelConfig) -> Policy:
         config=config,
         init=init,
         hidden=lambda params, *rows: model(params).hidden(*rows),
+        replay=lambda params, *rows: model(params).replay(*rows),
         unembedding=lambda params: model(params).table(),
         serving=jax.jit(functools.partial(serving_lib.form, config)),
         init_cache=lambda num_pages, page_size: kv_cache.init(

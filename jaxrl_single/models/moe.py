@@ -28,6 +28,12 @@ class Router(nnx.Module):
         bias = self.bias[...] if self.config.router == "sigmoid" else None
         return route(self.config, x, self.kernel[...], bias, expert_ids)
 
+    def disagrees(self, x: jax.Array, expert_ids: jax.Array) -> jax.Array:
+        """[T] bool: the router itself would take other experts; False where an id is negative."""
+        own = self(x)[1]  # XLA computes the logits once for this and for the replay
+        same = (own[:, :, None] == expert_ids[:, None, :]).any(axis=1).all(axis=1)
+        return ~same & (expert_ids >= 0).all(axis=1)
+
 
 class Experts(nnx.Module):
     """E gated MLPs, applied to the tokens that the router gave them."""

@@ -38,18 +38,22 @@ class Layer(nnx.Module):
         turn: rope.Rotation,
         segment_ids: jax.Array,
         expert_ids: jax.Array | None,
-    ) -> jax.Array:
-        """Packed rows, x [B, T, D]; expert_ids [B, T, k] or None."""
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Packed rows, x [B, T, D]; expert_ids [B, T, k] or None.
+
+        Also [B, T] bool, whether the router itself would have taken other experts than expert_ids.
+        """
         x = x + self.attention(self.attention_norm(x), turn, segment_ids)
         normed = self.mlp_norm(x)
         if not self.is_moe:
-            return x + self.mlp(normed)
-        flat = normed.reshape(-1, x.shape[-1])
+            return x + self.mlp(normed), None
+        flat, rerouted = normed.reshape(-1, x.shape[-1]), None
         if expert_ids is not None:
             expert_ids = expert_ids.reshape(flat.shape[0], -1)
+            rerouted = self.router.disagrees(flat, expert_ids).reshape(x.shape[:-1])
         mixing, chosen = self.router(flat, expert_ids)
         x = x + self.experts(flat, mixing, chosen, form=self.moe_form).reshape(x.shape)
-        return x + self.shared_experts(normed) if self.has_shared else x
+        return x + self.shared_experts(normed) if self.has_shared else x, rerouted
 
 
 class Transformer(nnx.Module):
@@ -76,14 +80,25 @@ class Transformer(nnx.Module):
         expert_ids: jax.Array | None = None,
     ) -> jax.Array:
         """Packed rows [B, T] -> [B, T, D] after the final norm; see models/api.py."""
+        return self.replay(tokens, positions, segment_ids, expert_ids)[0]
+
+    def replay(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        expert_ids: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """`hidden`, and [B, T, L] where the routers disagree with expert_ids; see models/api.py."""
         real = segment_ids > 0
         x = self._embed(jnp.where(real, tokens, 0))
         turn = rope.rotation(self.config, jnp.where(real, positions, 0))
         if expert_ids is not None:
             expert_ids = jnp.where(real[..., None, None], expert_ids, -1).transpose(2, 0, 1, 3)
         if self.config.num_dense_layers:
-            x = self._run(self.dense_layers, x, turn, segment_ids, None)
-        return self.final_norm(self._run(self.layers, x, turn, segment_ids, expert_ids))
+            x, _ = self._run(self.dense_layers, x, turn, segment_ids, None)
+        x, rerouted = self._run(self.layers, x, turn, segment_ids, expert_ids)
+        return self.final_norm(x), None if rerouted is None else rerouted.transpose(1, 2, 0)
 
     def table(self) -> jax.Array:
         """The unembedding [V, D]."""
@@ -97,17 +112,17 @@ class Transformer(nnx.Module):
         turn: rope.Rotation,
         segment_ids: jax.Array,
         expert_ids: jax.Array | None,
-    ) -> jax.Array:
-        """x [B, T, D] through the layers of a stack, one after the other."""
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """x [B, T, D] through the layers of a stack, and their second results, stacked."""
 
-        def step(x: jax.Array, xs: tuple[Any, jax.Array | None]) -> tuple[jax.Array, None]:
+        def step(x: jax.Array, xs: tuple[Any, jax.Array | None]) -> tuple[jax.Array, Any]:
             params, chosen = xs
-            return nnx.merge(graph, params)(x, turn, segment_ids, chosen), None
+            return nnx.merge(graph, params)(x, turn, segment_ids, chosen)
 
         graph, stacked = nnx.split(stack, graph=False)
         if self.config.remat:
             step = jax.checkpoint(step, prevent_cse=False)
-        return jax.lax.scan(step, x, (stacked, expert_ids))[0]
+        return jax.lax.scan(step, x, (stacked, expert_ids))
 
     def _embed(self, tokens: jax.Array) -> jax.Array:
         return jnp.take(self.embedding.table[...], tokens, axis=0, mode="clip")

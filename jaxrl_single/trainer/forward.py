@@ -41,6 +41,8 @@ class PolicyOutputs:
       aux_logprobs: [B, T, M], of the batch's aux_tokens; None without them.
       topk_logprobs: [B, T, K], of its topk_tokens; None without them.
       full_logprobs: [B, T, V], whole rows; None unless the batch holds full_logprobs.
+      rerouted: [B, T, L] bool, where the layer's router itself would have taken other experts for
+        the token than the batch's expert_ids; None without them.
     """
 
     logprobs: jax.Array
@@ -48,6 +50,7 @@ class PolicyOutputs:
     aux_logprobs: jax.Array | None = None
     topk_logprobs: jax.Array | None = None
     full_logprobs: jax.Array | None = None
+    rerouted: jax.Array | None = None
 
 
 def policy_forward(
@@ -66,7 +69,7 @@ def policy_forward(
         vocabulary is large (with full_logprobs the logits of all tokens exist).
     """
     chex.assert_rank(micro.tokens, 2)
-    hidden = _hidden(policy, params, micro)
+    hidden, rerouted = _hidden(policy, params, micro)
     # The small arrays move left to meet the hidden states, instead of [B, T, D] moving right.
     follows, temperature = _of_next(micro)
     asked = {
@@ -90,7 +93,8 @@ def policy_forward(
         name: _align(array, micro.segment_ids) for name, array in zip(ids, found, strict=True)
     }
     outputs["logprobs"] = outputs["logprobs"][..., 0]
-    return PolicyOutputs(entropies=_align(entropies, micro.segment_ids), **outputs)
+    entropies = _align(entropies, micro.segment_ids)
+    return PolicyOutputs(entropies=entropies, rerouted=rerouted, **outputs)
 
 
 def position_kl(
@@ -110,7 +114,7 @@ def position_kl(
       micro: a micro-batch, per-token arrays [B, T].
       chunk: as in `policy_forward`.
     """
-    hidden = [_hidden(policy, params, micro) for params in (before, after)]
+    hidden = [_hidden(policy, params, micro)[0] for params in (before, after)]
     tables = [policy.unembedding(params) for params in (before, after)]
     _, temperature = _of_next(micro)
 
@@ -154,9 +158,13 @@ def bootstrap_values(values_after: jax.Array, batch: token_batch.TokenBatch) -> 
     return jnp.where(batch.bootstrap, ends, 0.0)
 
 
-def _hidden(policy: api.Policy, params: dict[str, Any], micro: token_batch.TokenBatch) -> jax.Array:
+def _hidden(
+    policy: api.Policy, params: dict[str, Any], micro: token_batch.TokenBatch
+) -> tuple[jax.Array, jax.Array | None]:
     rows = (micro.tokens, micro.positions, micro.segment_ids)
-    return policy.hidden(params, *rows, micro.expert_ids)
+    if micro.expert_ids is None:
+        return policy.hidden(params, *rows), None
+    return policy.replay(params, *rows, micro.expert_ids)
 
 
 def _affordable(chunk: int, num_rows: int, unembedding: jax.Array) -> int:

@@ -102,7 +102,8 @@ def _one_update(policy, algorithm, optimizer, state, batch, advantages, *, chunk
             "topk_policy_logprobs": outputs.topk_logprobs,
             "full_policy_logprobs": outputs.full_logprobs,
         }
-        return {name: array for name, array in named.items() if array is not None}
+        used = {name: array for name, array in named.items() if array is not None}
+        return used, _routing(micro, outputs.rerouted)
 
     whole = (state, batch, (advantages, lengths), denominator)
     # Where tokens of several micro-batches meet in one loss, it is differentiated in two steps.
@@ -123,11 +124,11 @@ def _gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens, denomi
     """Each micro-batch makes its share of the loss."""
 
     def share(params, micro, of_micro, carry):
-        outputs = outputs_of(params, micro)
+        outputs, routing = outputs_of(params, micro)
         inputs = _policy_arrays(micro, outputs, *of_micro, denominator)
         loss, aux = update_lib.policy_loss(algorithm, inputs, carry)
         logprobs = jax.lax.stop_gradient(outputs["policy_logprobs"])
-        return loss, accumulate.Aux(aux.metrics, logprobs, aux.state)
+        return loss, accumulate.Aux(aux.metrics | routing, logprobs, aux.state)
 
     return accumulate.gradients(
         share, state.params, optimizer, batch, arrays=of_tokens, carry=state.algorithm_state
@@ -141,21 +142,34 @@ def _coupled_gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens
     gradient of minus (coefficient x output), micro-batch by micro-batch. One forward pass more than
     `_gradients`, and the same memory.
     """
-    outputs = accumulate.forward(lambda micro: outputs_of(state.params, micro), batch)
+    outputs, routing = accumulate.forward(lambda micro: outputs_of(state.params, micro), batch)
     coefficients, loss, aux = update_lib.score_coefficients(
         algorithm, _policy_arrays(batch, outputs, *of_tokens, denominator), state.algorithm_state
     )
 
     def share(params, micro, coefficients, carry):
-        outputs = outputs_of(params, micro)
+        outputs, _ = outputs_of(params, micro)
         products = [
             jnp.sum(coefficient * outputs[name]) for name, coefficient in coefficients.items()
         ]
         return -sum(products), accumulate.Aux({}, (), carry)
 
     found = accumulate.gradients(share, state.params, optimizer, batch, arrays=coefficients)
-    whole = accumulate.Aux(aux.metrics, outputs["policy_logprobs"], aux.state)
+    metrics = aux.metrics | jax.tree.map(jnp.sum, routing)
+    whole = accumulate.Aux(metrics, outputs["policy_logprobs"], aux.state)
     return dataclasses.replace(found, loss=loss, aux=whole)
+
+
+def _routing(micro, rerouted):
+    """How often the routers would choose other experts than are replayed, as (sum, weight)."""
+    if rerouted is None:
+        return {}
+    known = (micro.expert_ids >= 0).all(axis=-1) & (micro.segment_ids > 0)[..., None]
+    pairs = {
+        "routing/changed": (rerouted, known),
+        "routing/changed_tokens": (rerouted.any(axis=-1), known.any(axis=-1)),
+    }
+    return jax.tree.map(lambda flags: jnp.sum(flags, dtype=jnp.float32), pairs)
 
 
 def _policy_arrays(batch, outputs, advantages, lengths, denominator):

@@ -198,7 +198,7 @@ def test_a_bad_line_is_named_and_what_was_scored_stays(whole, model, ids, tmp_pa
 @pytest.mark.slow
 def test_a_line_of_32k_tokens_needs_little_memory(tmp_path):
     """Whole logits would take 8.6 GB, the scores of one head 4.3 GB."""
-    shape = sizes.get("tiny", vocab_size=65536, num_layers=2)
+    shape = sizes.get("tiny", vocab_size=65536)
     write_model(tmp_path / "model", shape)
     tokens = np.random.default_rng(0).integers(0, 65536, 2**15)
     ids = write(tmp_path / "ids.jsonl", [tokens.tolist()])

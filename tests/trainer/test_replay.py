@@ -130,7 +130,11 @@ def choosy_policy():
         expert = 0 if expert_ids is None else expert_ids[..., 0, :1].astype(np.float32)
         return states + 0.1 * expert * np.float32([[np.arange(cases.VOCABULARY)]])
 
-    return dataclasses.replace(plain, hidden=hidden)
+    def replay(params, tokens, positions, segment_ids, expert_ids):
+        states = hidden(params, tokens, positions, segment_ids, expert_ids)
+        return states, expert_ids[..., 0] > 0
+
+    return dataclasses.replace(plain, hidden=hidden, replay=replay)
 
 
 def test_the_reference_keeps_its_own_choice_and_the_fixed_log_probs_replay():
@@ -152,3 +156,56 @@ def test_the_reference_keeps_its_own_choice_and_the_fixed_log_probs_replay():
     assert abs(own["policy/reference_kl"]) < 1e-6
     assert other["policy/reference_kl"] > 1e-3
     assert other["policy/clip_fraction"] == 0  # or the policy would differ from itself
+    for name in ("routing/changed", "routing/changed_tokens"):
+        assert (own[name], other[name]) == (0, 1)
+
+
+def own_choice(policy, params, tokens):
+    """[T, L, k] that the sampler's program records for the tokens of one segment."""
+    cache = policy.init_cache(1, len(tokens))
+    rows = [np.int32(row) for row in (tokens[None], [0], [0], [len(tokens)], [[0]])]
+    return np.asarray(jax.jit(policy.prefill)(policy.serving(params), cache, *rows)[1][0])
+
+
+def test_routers_tell_where_they_would_choose_other_experts(policy, params):
+    tokens = np.random.default_rng(0).integers(0, cases.VOCABULARY, 16).astype(np.int32)
+    own = own_choice(policy, params, tokens)
+    replay = jax.jit(policy.replay)
+    rows = tokens[None], np.arange(16, dtype=np.int32)[None], np.ones((1, 16), np.int32)
+    states, rerouted = replay(params, *rows, own[None])
+    assert (rerouted.shape, rerouted.any()) == ((1, 16, SHAPE.num_layers), False)
+    plain = jax.jit(policy.hidden)(params, *rows)
+    np.testing.assert_allclose(states, plain, atol=2e-5)
+    # The order says nothing; another expert in the place of one does; an unknown one does not.
+    changed = own[:, :, ::-1].copy()
+    for token, layer in ((3, 0), (7, 0), (15, 1)):
+        changed[token, layer, 0] = min(set(range(4)) - set(own[token, layer].tolist()))
+    changed[9] = types.UNKNOWN_EXPERT
+    rerouted = np.asarray(replay(params, *rows, changed[None])[1][0])
+    assert np.flatnonzero(rerouted[:, 0]).tolist() == [3, 7]
+    assert rerouted[15, 1]
+    assert not rerouted[:3].any(), "what comes before a change does not see it"
+    padded = np.array(rows[2])
+    padded[0, 7:] = 0
+    rerouted = np.asarray(replay(params, *rows[:2], padded, changed[None])[1][0])
+    assert np.flatnonzero(rerouted[:, 0]).tolist() == [3], "padding is not counted"
+
+
+def test_the_step_reports_how_often_routing_would_change():
+    """By tokens and layers: of 4 episodes of 9 tokens, two would be routed otherwise.
+
+    In one of them a layer is as the router would choose, and nothing is known of two tokens.
+    """
+    trainer = cases.Trainer(policy=choosy_policy(), algorithm="m2po")
+    given = [routed(9, ticket=i, choice=(0, 1)) for i in range(2)]
+    given.append(routed(9, ticket=2, choice=(2, 1)))
+    mixed = routed(9, ticket=3, choice=(3, 1), unknown=(0, 1)).expert_ids.copy()
+    mixed[2:, 1, 0] = 0
+    given.append(dataclasses.replace(routed(9, ticket=3), expert_ids=mixed))
+    batch = cases.pack(given, rows=2, micro=1, routing=ROUTING)
+    assert batch.tokens.shape[0] > 1, "several micro-batches"
+    metrics = trainer.step(batch)[1]
+    known, layers = 9 + 9 + 9 + 7, SHAPE.num_layers
+    assert float(metrics["routing/changed_tokens"]) == pytest.approx((9 + 7) / known)
+    changed = 9 * layers + 7 * (layers - 1)
+    assert float(metrics["routing/changed"]) == pytest.approx(changed / (known * layers))
