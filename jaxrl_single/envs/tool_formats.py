@@ -119,7 +119,7 @@ _FENCE = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)(^```[ \t]*$|\Z)", re.DOTALL
 
 def of_template(source: str) -> str | None:
     """The name of the format that a chat template asks its model for, None if it shows none."""
-    if "<function=" in source:
+    if "<function=" in source and "<parameter=" in source:
         return "qwen3_coder"
     if "<arg_key>" in source:
         return "glm"

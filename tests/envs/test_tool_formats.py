@@ -174,7 +174,7 @@ def test_answers_are_told_in_the_words_of_the_format():
 def test_a_template_shows_its_format():
     for source, name in (
         ("return {{ '<tool_call>' }} JSON", "hermes"),
-        ("<tool_call>\n<function=example>", "qwen3_coder"),
+        ("<tool_call>\n<function=example><parameter=x>", "qwen3_coder"),
         ("<tool_call>{name}\n<arg_key>", "glm"),
         ("{{ '<|python_tag|>' }}", "llama3"),
         ("{{ message.content }}", None),
