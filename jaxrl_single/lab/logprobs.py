@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_single import workdir
+from jaxrl_single import param_tree, workdir
 from jaxrl_single.lab import resumable, token_lines
 from jaxrl_single.models import api, kv_cache, pretrained
 from jaxrl_single.ops import logprobs as logprob_ops
@@ -125,7 +125,7 @@ class Reader:
         page_size: int,
         num_rows: int,
     ):
-        """Takes a copy of params.
+        """Takes a copy of params, which the caller may drop.
 
         Args:
           longest: tokens of the longest line.
@@ -139,7 +139,7 @@ class Reader:
         # Only the last line that a dispatch begins is unfinished after it.
         num_pages = self._table_width + num_rows
         self._free = list(range(num_pages))
-        self._unembedding = jnp.array(policy.unembedding(params), copy=True)
+        self._unembedding = jnp.asarray(policy.unembedding(params))
         self._serving = policy.serving(params)
         self._cache = policy.init_cache(num_pages, page_size)
 
@@ -275,6 +275,8 @@ def _reader(
     checkpoint: pretrained.Pretrained, lines: Sequence[token_lines.Line], chunk: int
 ) -> Reader:
     """For all lines of the file, so that a rerun computes in the same way."""
+    # One by one, so that the host's copy of one is gone before the next is read.
+    leaves = {path: jnp.asarray(checkpoint.leaf(path)) for path in checkpoint.leaf_shapes()}
     lengths = [len(line.tokens) for line in lines]
     wanted = sum(lengths) / len(lengths) / _PAGES_PER_LINE
     page_size = next((size for size in _PAGE_SIZES if size >= wanted), _PAGE_SIZES[-1])
@@ -282,7 +284,7 @@ def _reader(
     num_pages = sum(-(-(length - 1) // page_size) for length in lengths)
     return Reader(
         api.build_policy(checkpoint.config),
-        checkpoint.params(),
+        param_tree.unflatten(leaves),
         longest=max(lengths),
         page_size=page_size,
         num_rows=max(1, min(chunk // page_size, num_pages)),
