@@ -31,15 +31,30 @@ _EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 
 
-def write(path, architecture, shape, params, *, change=lambda writer: None, kind=None, text=True):
+def _plain_text(writer):
+    add_text(writer, ["<a>", "<b>"])
+
+
+def write(
+    path,
+    architecture,
+    shape,
+    params,
+    *,
+    change=lambda writer: None,
+    text=_plain_text,
+    kind=None,
+    context_length=256,
+):
     """A file of a model.
 
     Args:
       change: adds what else the file has.
+      text: adds the vocabulary.
       kind: gguf.GGMLQuantizationType of the matrices; None = float32.
     """
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(256)
+    writer.add_context_length(context_length)
     writer.add_embedding_length(shape.d_model)
     writer.add_block_count(shape.num_layers)
     writer.add_head_count(shape.num_heads)
@@ -52,8 +67,7 @@ def write(path, architecture, shape, params, *, change=lambda writer: None, kind
         writer.add_expert_feed_forward_length(shape.d_ff)
         writer.add_expert_count(shape.num_experts)
         writer.add_expert_used_count(shape.experts_per_token)
-    if text:
-        add_text(writer, ["<a>", "<b>"])
+    text(writer)
     change(writer)
     for name, array in tensors(architecture, shape, params).items():
         if kind is not None and array.ndim > 1:

@@ -59,6 +59,17 @@ def command(*arguments):
     )
 
 
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """The same in this process, where jax is there already: (exit code, errors)."""
+
+    def called(*arguments):
+        monkeypatch.setattr("sys.argv", ["convert", *map(str, arguments)])
+        return convert.main(), capsys.readouterr().err
+
+    return called
+
+
 def assert_same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -163,12 +174,12 @@ def test_what_a_checkpoint_says_of_generation_comes_along(tmp_path):
     assert hf.describe(tmp_path / "b").stop_token_ids == (3, 4)
 
 
-def test_what_is_not_there_is_told(run, tmp_path):
+def test_what_is_not_there_is_told(run, tmp_path, main):
     paths = run[0]
     output = tmp_path / "out"
-    done = command(f"--from={paths.root}", f"--to={output}", "--version=1")
-    assert done.returncode == 2
-    assert "no version 1; never published, or pruned meanwhile (there are [0, 3])" in done.stderr
+    code, errors = main(f"--from={paths.root}", f"--to={output}", "--version=1")
+    assert code == 2
+    assert "no version 1; never published, or pruned meanwhile (there are [0, 3])" in errors
     with pytest.raises(FileExistsError, match="choose another directory"):
         convert.convert(paths.root, tmp_path)
     with pytest.raises(ValueError, match="is not the workdir of a run; --version and --critic"):
@@ -178,7 +189,7 @@ def test_what_is_not_there_is_told(run, tmp_path):
     assert not output.exists()
 
 
-def test_damaged_weights_of_a_run_are_told_and_nothing_is_written(run, tmp_path):
+def test_damaged_weights_of_a_run_are_told_and_nothing_is_written(run, tmp_path, main):
     paths, _, published, _ = run
     broken, run_id = workdir.create(tmp_path / "run")
     broken.config.write_bytes(paths.config.read_bytes())
@@ -187,9 +198,9 @@ def test_damaged_weights_of_a_run_are_told_and_nothing_is_written(run, tmp_path)
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
-    done = command(f"--from={broken.root}", f"--to={tmp_path / 'out'}")
-    assert done.returncode == 2
-    assert "differ from manifest.json in sha256" in done.stderr
+    code, errors = main(f"--from={broken.root}", f"--to={tmp_path / 'out'}")
+    assert code == 2
+    assert "differ from manifest.json in sha256" in errors
     assert not (tmp_path / "out").exists()
 
 
@@ -211,14 +222,13 @@ print(peak() - before)
 def test_a_model_is_never_in_memory_as_a_whole(source, tmp_path):
     shape = dataclasses.replace(
         sizes.get("tiny_llama", vocab_size=300),
-        num_layers=24, d_model=512, num_heads=8, num_kv_heads=8, head_size=64, d_ff=1024,
+        num_layers=12, d_model=512, num_heads=8, num_kv_heads=8, head_size=64, d_ff=1024,
     )  # fmt: skip
     params = {
         path: np.zeros(leaf, np.float32) for path, leaf in hf_names.leaf_shapes(shape).items()
     }
     total = sum(leaf.nbytes for leaf in params.values()) // MEGABYTE
-    largest = max(place.shape for place in hf_names.places(shape).values())
-    assert total > 240
+    assert total > 110
     path = tmp_path / "source"
     if source == "gguf":
         gguf_lab.write(path, "llama", shape, param_tree.unflatten(params))
@@ -229,8 +239,7 @@ def test_a_model_is_never_in_memory_as_a_whole(source, tmp_path):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # A few of the largest tensors at a time (2 MB each), and pages of the interpreter.
-    assert largest[0] <= 1024
-    assert int(done.stdout) < total / 8
+    # The largest tensor (2 MB) a few times over, and pages of the interpreter.
+    assert int(done.stdout) < total / 5
     written = hf_config.read(tmp_path / "out").model
     assert written == dataclasses.replace(shape, dtype="bfloat16")
