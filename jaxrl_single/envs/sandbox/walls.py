@@ -74,19 +74,20 @@ def build(view: View, *, tmp_mb: int) -> None:
     _call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     _mount("tmpfs", _BASE, _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
     root = f"{_BASE}/root"
+    for name in ("proc", "tmp"):
+        os.makedirs(f"{root}/{name}")
+    # Some containers forbid a new /proc; Python does without.
+    with contextlib.suppress(OSError):
+        _mount("proc", f"{root}/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
+    options = f"mode=1777,size={tmp_mb}m,nr_inodes=4096"
+    _mount("tmpfs", f"{root}/tmp", _MS_NOSUID | _MS_NODEV, options)
+    # After /tmp, because Python or its packages may be installed in there.
     for path, source in sources.items():
         _bind(source, root + path, read_only=not path.startswith("/dev/"))
         os.close(source)
     for place, target in view.links.items():
         pathlib.Path(root + place).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(target, root + place)
-    for name in ("proc", "tmp"):
-        os.mkdir(f"{root}/{name}")
-    # Some containers forbid a new /proc; Python does without.
-    with contextlib.suppress(OSError):
-        _mount("proc", f"{root}/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
-    options = f"mode=1777,size={tmp_mb}m,nr_inodes=4096"
-    _mount("tmpfs", f"{root}/tmp", _MS_NOSUID | _MS_NODEV, options)
     _set_attributes(_BASE, _ATTR_RDONLY, recursive=False)
     os.chdir(_BASE)
     # The old root ends up on top of the new one, at the same place.

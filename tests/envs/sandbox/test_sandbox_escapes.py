@@ -84,6 +84,18 @@ def test_nothing_outside_can_be_written(interpreters, place):
     assert not target.exists()
 
 
+def test_all_that_is_shown_is_read_only_whoever_owns_it(interpreters):
+    shown = _attempt(interpreters, "print(open('/proc/mounts').read())").output.splitlines()
+    mounts = {line.split()[1]: line.split()[3].split(",") for line in shown if line}
+    own = {"/proc", "/tmp"}
+    assert own < mounts.keys()
+    for place, options in mounts.items():
+        if place not in own and not place.startswith("/dev/"):
+            assert "ro" in options, place
+        if place not in own | {"/dev"}:
+            assert "nosuid" in options or place.startswith("/dev/"), place
+
+
 def test_tmp_is_not_that_of_the_system_and_not_that_of_another_episode(interpreters):
     code = "import pathlib\npathlib.Path('/tmp/written_by_a_test').write_text('x')"
     assert _attempt(interpreters, code).outcome == "done"

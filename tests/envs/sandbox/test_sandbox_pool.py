@@ -285,6 +285,7 @@ def test_an_ordinary_user_has_the_same_walls():
     codes = [
         "import os; os.getuid(), os.getpid()",
         "open('/etc/passwd')",
+        "open('/written_by_a_test', 'w')",
         "import ctypes; ctypes.CDLL(None).unshare(0x10000000)",
         "import socket; socket.create_connection(('1.1.1.1', 53), 2)",
         "while True: os.fork()",
@@ -307,13 +308,14 @@ def test_an_ordinary_user_has_the_same_walls():
     assert done.returncode == 0, done.stderr
     results = [eval(line) for line in done.stdout.splitlines()]
     assert [result[0] for result in results] == [
-        "done", "error", "done", "error", "error", "timeout", "done",
+        "done", "error", "error", "done", "error", "error", "timeout", "done",
     ]  # fmt: skip
     assert results[0][1] == "(65534, 1)\n"
     assert "No such file" in results[1][2]
-    assert results[2][1] == "-1\n"
-    assert "unreachable" in results[3][2]
-    assert results[6][1] == "['1']\n"
+    assert "Read-only file system" in results[2][2]
+    assert results[3][1] == "-1\n"
+    assert "unreachable" in results[4][2]
+    assert results[7][1] == "['1']\n"
 
 
 def test_view_never_holds_the_home_directory(monkeypatch):
@@ -356,3 +358,24 @@ def test_spawner_of_each_isolation():
         "namespaces": spawners.ZygoteSpawner,
         "none": spawners.CommandSpawner,
     }
+
+
+def test_what_is_installed_in_tmp_is_seen_but_not_its_neighbours(interpreters, monkeypatch):
+    seen = isolation.view()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        shown, hidden = (pathlib.Path(folder, name) for name in ("shown", "hidden"))
+        for place in (shown, hidden):
+            place.mkdir()
+            (place / "file").write_text("text")
+        monkeypatch.setattr(
+            isolation, "view", lambda **_: walls.View((*seen.paths, str(shown)), seen.links)
+        )
+        read = f"import os\nopen('{shown}/file').read(), os.listdir('{folder}')"
+        write = f"open('{shown}/file', 'w')"
+        shows, refused = sandbox_lab.run(interpreters, read, write)
+    assert shows.output == "('text', ['shown'])\n"
+    assert refused.error.startswith("Traceback")
+    assert (
+        "OSError: [Errno 30] Read-only file system" in refused.error
+        or "Permission" in refused.error
+    )
