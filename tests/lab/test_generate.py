@@ -198,7 +198,7 @@ def test_other_settings_are_refused(whole, model, prompts, tmp_path):
     ("change", "message"),
     [
         ("--input=/none.jsonl", "No such file or directory: '/none.jsonl'"),
-        ("--model=/none", "No such file or directory: '/none/config.json'"),
+        ("--model=/none", "/none: there is no such directory or file"),
         ("--n=0", "n is 0, it must be at least 1"),
         ("--max_tokens=0", "max_tokens is 0, it must be at least 1"),
     ],
