@@ -310,12 +310,12 @@ def test_an_ordinary_user_has_the_same_walls():
     assert [result[0] for result in results] == [
         "done", "error", "error", "done", "error", "error", "timeout", "done",
     ]  # fmt: skip
-    assert results[0][1] == "(65534, 1)\n"
+    assert results[0][1] in ("(65534, 1)\n", "(54321, 2)\n")  # namespaces, bubblewrap
     assert "No such file" in results[1][2]
     assert "Read-only file system" in results[2][2]
     assert results[3][1] == "-1\n"
     assert "unreachable" in results[4][2]
-    assert results[7][1] == "['1']\n"
+    assert set(eval(results[7][1])) <= {"1", "2"}
 
 
 def test_view_never_holds_the_home_directory(monkeypatch):
