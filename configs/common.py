@@ -50,12 +50,13 @@ def hard_task() -> ConfigDict:
 def qwen3_30b_a3b() -> ConfigDict:
     """What the published settings on Qwen3-30B-A3B share; no source states these values.
 
-    Not measured: the model's weights cannot be loaded yet, and the calculator with its character
-    vocabulary stands in for the tasks; give env.name, or env.tasks_file and env.eval_tasks_file.
+    Not measured. As it stands the weights are random, and the calculator with its character
+    vocabulary stands in for the tasks; give model.path, and env.name or env.tasks_file and
+    env.eval_tasks_file.
     """
     config = base()
     config.model.update({"size": "qwen3_30b_a3b", "dtype": "bfloat16", "remat": True})
-    config.warm_start.num_steps = 0  # published weights take its place, once they can be loaded
+    config.warm_start.num_steps = 0  # published weights (model.path) take its place
     config.value_pretraining.update({"max_steps": 500, "learning_rate": 5e-6})
     config.policy_optimizer.update(
         {"learning_rate": 1e-6, "decay_steps": 0, "final_fraction": 1.0, "b2": 0.999}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 import pathlib
 import sys
@@ -98,6 +99,7 @@ def _of_run(source: str | os.PathLike, version: int | None, critic: bool) -> Any
     from jaxrl_single import checkpoint  # imports jax
     from jaxrl_single.stages import run_weights
 
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns that it will only read
     paths = workdir.Workdir(source)
     config = child_process.load_config(paths)
     try:

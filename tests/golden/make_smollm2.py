@@ -78,7 +78,7 @@ def main() -> None:
     model.eval()
     answer = {
         "weights": {
-            name: float(model.get_parameter(name).double().square().sum())
+            name: model.get_parameter(name).detach().double().square().sum().item()
             for name in ("model.embed_tokens.weight", "model.layers.7.self_attn.q_proj.weight")
         },
         "continuations": [continued(tokenizer, model, prompt) for prompt in PROMPTS],
@@ -101,9 +101,10 @@ def rendered(tokenizer, messages, tools=None, add_generation_prompt=True) -> lis
 def continued(tokenizer, model, prompt) -> dict:
     """The likeliest next tokens, one after the other, and the log-prob of every token."""
     given = tokenizer(prompt).input_ids if isinstance(prompt, str) else rendered(tokenizer, prompt)
-    ids = list(given)
-    for _ in range(NUM_NEW):  # the whole again each time: no cache, so nothing else to trust
-        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    answer = model.generate(
+        torch.tensor([given]), max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False
+    )
+    ids = answer[0].tolist()
     logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     of_tokens = logprobs[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     return {

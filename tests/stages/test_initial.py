@@ -46,6 +46,17 @@ def test_a_checkpoint_is_read_onto_the_mesh(size, mesh, tmp_path):
         assert len(split) > 4
 
 
+def test_what_is_spread_over_devices_is_written_byte_by_byte(tmp_path):
+    checkpoint_of(tmp_path / "model", "tiny_moe")
+    config = config_of(tmp_path / "model", fsdp=2, tensor=2, expert=2)
+    shape = hf.describe(tmp_path / "model").model
+    shardings = trainer_parts.placement(config).parameters
+    spread = initial.policy_params(config, api.build_policy(shape), shardings)
+    hf.save(tmp_path / "again", shape, spread, context_length=128)
+    first, again = (tmp_path / name / "model.safetensors" for name in ("model", "again"))
+    assert first.read_bytes() == again.read_bytes()
+
+
 def test_a_device_reads_its_part_alone_and_equal_parts_once(tmp_path, monkeypatch):
     checkpoint_of(tmp_path / "model", "tiny_moe")
     config = config_of(tmp_path / "model", data=2, expert=4)
