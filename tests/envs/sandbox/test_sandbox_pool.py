@@ -200,11 +200,15 @@ asyncio.run(play())
 
 
 @pytest.mark.parametrize("name", ["auto", "none"])
-def test_kill_of_the_rollout_process_leaves_no_process_behind(name):
+def test_kill_of_the_rollout_process_leaves_no_process_behind(name, tmp_path):
     if name == "auto":
         sandbox_lab.isolated_pool().close()
     code = _ENDLESS.format(root=str(ROOT), name=name)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    # Without isolation there are folders, which nobody is left to delete.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    )
     assert process.stdout.readline() == "running\n"
     started = sandbox_lab.children(process.pid)
     assert started
