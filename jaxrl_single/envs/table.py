@@ -54,6 +54,7 @@ class EnvSpec:
       make_chat: the language of the episodes, for models that bring no tokenizer of their own.
       make_script: section -> a function that makes scripted players for demonstrations; or None.
       make_prompt: section -> what a model with a chat template is told first; or None for nothing.
+      notice: section -> a line that people should read before a run starts, or an empty one.
     """
 
     make_env: Callable[[Section], Callable[[], base.Env]]
@@ -61,6 +62,7 @@ class EnvSpec:
     make_chat: Callable[[], chat.Chat]
     make_script: Callable[[Section], MakeScript] | None = None
     make_prompt: Callable[[Section], prompt.PromptSpec] | None = None
+    notice: Callable[[Section], str] = lambda section: ""
 
 
 def get(name: str) -> EnvSpec:
@@ -149,5 +151,6 @@ ENVS: dict[str, EnvSpec] = {
         make_chat=tool_table.make_chat,
         make_script=tool_table.make_script,
         make_prompt=tool_table.make_prompt,
+        notice=tool_table.notice,
     ),
 }

@@ -105,6 +105,13 @@ def make_prompt(section: Section) -> prompt.PromptSpec:
     return prompt.PromptSpec(system, schemas)
 
 
+def notice(section: Section) -> str:
+    """Which walls there are around what the model writes."""
+    if python_tool.PythonTool not in _tools(section):
+        return ""
+    return f"isolation of the Python tool: {isolation.choose(section['sandbox']).description}"
+
+
 def _options(section: Section) -> tool_env.Options:
     form, role = section["answer_form"], section["observation_role"]
     if form not in answers.FORMS:

@@ -31,14 +31,15 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
     """Runs all stages in `root`; returns the exit code, 2 when nothing was started."""
     try:
         check_config.check(config)
-        _check_world(config)
+        notice = _check_world(config)
         _check_model(config)
         _check_algorithm(config)
         plan = _plan_devices(config)
         paths, _ = workdir.create(root)
         with lock.hold(paths) as reclaimed:
             changed = workdir_config.check(paths, config.to_dict())
-            for line in [*reclaimed, *(f"config: {line}" for line in changed), plan.message]:
+            told = [*reclaimed, *(f"config: {line}" for line in changed), notice, plan.message]
+            for line in filter(None, told):
                 print(line, flush=True)
             config.mode = plan.mode
             code = (
@@ -58,27 +59,29 @@ def dry_run(config: ml_collections.ConfigDict) -> int:
     """Prints what `run` would do."""
     try:
         check_config.check(config)
-        _check_world(config)
+        notice = _check_world(config)
         _check_model(config)
         _check_algorithm(config)
         from jaxrl_single.stages import plan  # imports jax
 
         print(plan.describe(config))
-        print(f"  {_plan_devices(config).message}")
+        for line in filter(None, (notice, _plan_devices(config).message)):
+            print(f"  {line}")
     except _FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _check_world(config: ml_collections.ConfigDict) -> None:
-    """Environment, options and tasks files, before any device is touched."""
+def _check_world(config: ml_collections.ConfigDict) -> str:
+    """Environment, options and tasks files, before any device is touched; returns its notice."""
     try:
         spec = env_table.get(config.env.name)
         section = config.env.to_dict()
         spec.make_env(section)
         for split in ("train", "eval"):
             spec.make_tasks(section, split, config.seed)[0]
+        return spec.notice(section)
     except (ValueError, OSError) as error:
         raise check_config.ConfigError(f"env: {error}") from error
 

@@ -134,3 +134,9 @@ def test_tasks_come_from_one_place():
             SPEC.make_tasks(_section(**changes), "train", 0)
     with pytest.raises(ValueError, match="needs one of"):
         SPEC.make_script(_section(tools=()))
+
+
+def test_people_are_told_which_walls_there_are():
+    assert SPEC.notice(_section()) == ""
+    told = SPEC.notice(_section(tools=("python",), sandbox="none"))
+    assert told.startswith("isolation of the Python tool: none at all")
