@@ -92,9 +92,10 @@ def test_a_forgotten_temperature_is_caught():
         gate.check(wrong, config.gate, temperature=0.5)
 
 
-def test_replay_makes_up_for_a_router_that_chooses_otherwise():
+@pytest.mark.parametrize("size", ["tiny_moe", pytest.param("tiny_glm", marks=pytest.mark.slow)])
+def test_replay_makes_up_for_a_router_that_chooses_otherwise(size):
     """Engine, episode, packing and the trainer's forward pass, with the sampler's experts."""
-    config, world, policy = make("tiny_moe", 1.0)
+    config, world, policy = make(size, 1.0)
     config.sampler.record_experts = True
     params = policy.init(jax.random.key(0))
     record = build.evaluation_record(config)
@@ -126,9 +127,10 @@ def test_replay_makes_up_for_a_router_that_chooses_otherwise():
     gate.check(same["replayed"], config.gate, temperature=1.0)
     assert same["replayed"] == same["own"]  # bitwise: the trainer's router chooses the same
 
-    kernel = params["layers"]["router"]["kernel"]
+    router = params["layers"]["router"]
+    kernel = router["kernel"]
     noise = 0.01 * jax.random.normal(jax.random.key(1), kernel.shape)
-    layers = {**params["layers"], "router": {"kernel": kernel + noise}}
+    layers = {**params["layers"], "router": {**router, "kernel": kernel + noise}}
     moved = measured({**params, "layers": layers})
     assert moved["own"]["mismatch/max"] > 5 * moved["replayed"]["mismatch/max"] > 0
 
