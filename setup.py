@@ -40,7 +40,7 @@ EXTRAS = {
         "ruff>=0.9",
     ],
 }
-EXTRAS["test"] += EXTRAS["plot"] + EXTRAS["gguf"]
+EXTRAS["test"] += EXTRAS["plot"] + EXTRAS["gguf"] + EXTRAS["envs"]
 EXTRAS["dev"] = EXTRAS["test"]
 
 setup(
