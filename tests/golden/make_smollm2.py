@@ -101,9 +101,11 @@ def rendered(tokenizer, messages, tools=None, add_generation_prompt=True) -> lis
 def continued(tokenizer, model, prompt) -> dict:
     """The likeliest next tokens, one after the other, and the log-prob of every token."""
     given = tokenizer(prompt).input_ids if isinstance(prompt, str) else rendered(tokenizer, prompt)
-    answer = model.generate(
-        torch.tensor([given]), max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False
-    )
+    model.generation_config.eos_token_id = None  # it would end the text, or never be chosen
+    tokens = torch.tensor([given])
+    # Without the mask it would leave out the ends of messages, which are its padding too.
+    mask = torch.ones_like(tokens)
+    answer = model.generate(tokens, attention_mask=mask, max_new_tokens=NUM_NEW, do_sample=False)
     ids = answer[0].tolist()
     logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     of_tokens = logprobs[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
