@@ -202,8 +202,8 @@ def _env() -> ConfigDict:
             # the chat template if there is none. Empty = none, or what the template itself says.
             "system_prompt": "",
             "answer_form": "last_number",  # where the answer is: text | last_number | tag | boxed
-            # Who judges it: dataset (by its rules) | math (math-verify) | number | exact (text).
-            "answer_check": "dataset",
+            # By the dataset's own rules, by math-verify, as numbers, or as texts.
+            "answer_check": "dataset",  # who judges it: dataset | math | number | exact
             "partial_credit": False,  # the reward is the score; False: 1 for a full score, else 0
         }
     )
