@@ -97,6 +97,7 @@ def test_tokens_arrive_chunk_by_chunk(make_engine):
         assert answer.tokens == free.tokens[:count]
         for name in (*PER_TOKEN, "topk_tokens", "topk_logprobs"):
             assert _joined(getattr(part, name) for part in got) == getattr(answer, name), name
+            assert len(getattr(answer, name)) == count, name
 
 
 def test_a_listener_that_fails_harms_nobody(make_engine):

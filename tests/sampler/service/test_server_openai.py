@@ -222,6 +222,8 @@ def test_an_echo_with_an_answer_has_both_after_one_another(client):
             found = getattr(ours.logprobs, name)
             assert found[len(PROMPT) :] == getattr(alone.logprobs, name)
             assert len(found) == len(PROMPT) + len(alone.logprobs.tokens)
+        names = ours.logprobs.tokens
+        assert ours.logprobs.text_offset == [len("".join(names[:n])) for n in range(len(names))]
     bare = complete(client, extra={"echo": True}, max_tokens=0).choices[0]
     assert (bare.text, bare.logprobs) == (TEXT.decode(PROMPT), None)
 
