@@ -64,7 +64,7 @@ def save(
 
     Args:
       directory: must not exist yet.
-      params: nested dict of arrays, of the config's shapes and dtype.
+      params: nested dict of arrays, of the config's shapes and dtype, in host memory or not.
       context_length: written as max_position_embeddings, the most that vLLM serves.
       stop_token_ids: written as eos_token_id.
       tokenizer: a directory whose tokenizer files are copied, or a tokenizer.json.
@@ -75,10 +75,12 @@ def save(
       FileExistsError: the directory exists.
       OSError: it cannot be written.
     """
+    # Parts of an array on devices would be cut out there, each by a program of its own.
+    arrays = {path: np.asarray(leaf) for path, leaf in param_tree.flatten(params).items()}
     write(
         directory,
         hf_config.Description(config, context_length, stop_token_ids),
-        tensors(config, params),
+        tensors(config, param_tree.unflatten(arrays)),
         write_text=lambda writing: _copy_text(tokenizer, writing),
         max_shard_bytes=max_shard_bytes,
     )

@@ -5,13 +5,12 @@ import json
 import pathlib
 
 import gguf
-import jax
 import numpy as np
 import pytest
 
 from jaxrl_single import param_tree
-from jaxrl_single.models import api, hf, pretrained, sizes
 from jaxrl_single.models import gguf as gguf_lib
+from jaxrl_single.models import hf, hf_names, pretrained, sizes
 from jaxrl_single.models.config import RopeScaling
 from tests.models import gguf_lab
 
@@ -20,11 +19,12 @@ FAMILIES = {"llama": "tiny_llama", "qwen2": "tiny_qwen2", "qwen3": "tiny", "qwen
 
 def model(size, **changes):
     shape = dataclasses.replace(sizes.get(size, vocab_size=32), **changes)
-    leaves = jax.eval_shape(api.build_policy(shape).init, jax.random.key(0))
     rng = np.random.default_rng(3)
-    return shape, jax.tree.map(
-        lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), leaves
-    )
+    params = {
+        path: rng.standard_normal(leaf).astype(np.float32)
+        for path, leaf in hf_names.leaf_shapes(shape).items()
+    }
+    return shape, param_tree.unflatten(params)
 
 
 def assert_same(found, expected):
