@@ -88,6 +88,11 @@ class Pretrained:
             self._check_tied()
 
     @property
+    def where(self) -> str:
+        """It in words."""
+        return str(self.path)
+
+    @property
     def config(self) -> config_lib.ModelConfig:
         """The shape of the model."""
         return self.description.model
@@ -121,7 +126,7 @@ class Pretrained:
         return param_tree.unflatten({path: self.leaf(path) for path in self.leaf_shapes()})
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Name and array of each tensor as a checkpoint has them, one by one, sorted by name."""
+        """Name and array of each tensor as a checkpoint has them, one by one and in their order."""
         for name, place in self._places.items():
             array = self._tensors.read(name, place.shape)
             yield name, array.astype(place.dtype, copy=False)
