@@ -83,7 +83,7 @@ def test_many_answers_at_once_are_told_apart():
     check.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_datasets_judge_by_their_own_rules():
     pytest.importorskip("reasoning_gym", reason="needs the extra envs")
     options = {"min_numbers": 3, "max_numbers": 3, "size": 100}

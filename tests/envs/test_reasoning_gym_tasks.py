@@ -94,7 +94,7 @@ def test_other_datasets_give_the_same_entry_again_and_leave_global_randomness_al
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_import_leaves_global_randomness_alone():
     code = (
         "import random\n"

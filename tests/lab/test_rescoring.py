@@ -195,7 +195,7 @@ def test_a_bad_line_is_named_and_what_was_scored_stays(whole, model, ids, tmp_pa
     assert whole[0].read_bytes() == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_line_of_32k_tokens_needs_little_memory(tmp_path):
     """Whole logits would take 8.6 GB, the scores of one head 4.3 GB."""
     shape = sizes.get("tiny", vocab_size=65536)

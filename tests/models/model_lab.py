@@ -15,7 +15,7 @@ ROWS, LENGTH = 2, 24
 SIZES = ("tiny", "tiny_moe")
 OTHER_SIZES = ("tiny_qwen2", "tiny_glm")  # where the path through the decoder is another
 # Those that go together in a test: what tiny_qwen2 has, tiny_glm has too.
-FORMS = [*SIZES, "tiny_glm", pytest.param("tiny_qwen2", marks=pytest.mark.slow)]
+FORMS = [*SIZES, "tiny_glm", pytest.param("tiny_qwen2", marks=pytest.mark.long)]
 
 
 @functools.cache

@@ -40,7 +40,7 @@ def test_a_token_is_moved_by_its_own_segment_up_to_itself_and_by_nothing_else(si
     np.testing.assert_array_equal(moved, np.arange(9, at + 1))
 
 
-@pytest.mark.parametrize("size", [*lab.SIZES, pytest.param("tiny_glm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [*lab.SIZES, pytest.param("tiny_glm", marks=pytest.mark.long)])
 def test_garbage_under_the_padding_changes_nothing_to_the_bit(size):
     policy, params = lab.policy_of(size), lab.params_of(size)
     tokens, positions, segment_ids = lab.packed_rows(SEGMENTS)

@@ -214,7 +214,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_transformers_reads_what_we_write_and_we_what_it_writes(tmp_path):
     python = os.environ.get("JAXRL_HF_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import torch, transformers"], capture_output=True).returncode:

@@ -159,7 +159,7 @@ def test_values_are_float32_in_every_dtype():
     assert values.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("size", ["tiny_moe", pytest.param("tiny_glm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["tiny_moe", pytest.param("tiny_glm", marks=pytest.mark.long)])
 def test_rows_and_parameters_sharded_over_a_mesh_give_the_same_numbers(size):
     policy, params, rows = (
         lab.policy_of(size),

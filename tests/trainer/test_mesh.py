@@ -145,7 +145,7 @@ def test_a_real_model_takes_the_same_step_on_eight_devices(size):
     [
         "glm4_moe",
         *(
-            pytest.param(n, marks=pytest.mark.slow)
+            pytest.param(n, marks=pytest.mark.long)
             for n in ("qwen3", "qwen3_moe", "llama", "qwen2")
         ),
     ],
