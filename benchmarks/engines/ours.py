@@ -20,6 +20,8 @@ def make(directory: str, num_sessions: int, context: int) -> Callable[[worker.Wo
         num_slots=num_sessions,
         cache_length=context,
         page_size=32,
+        # A step reads the whole cache, so its size should follow the tokens that there are.
+        cache_sizes=(0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
         decode_chunk=16,
         prefill_pages=(16, 64),
         seed=0,
