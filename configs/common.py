@@ -244,6 +244,7 @@ def _rl() -> ConfigDict:
             "critic_first": True,  # advantages come from the critic after its update on this batch
             "group_size": 1,  # trajectories per task; 1 = single rollout
             "kl_budget": 0.0,  # nats per token that an update may move the policy; 0 = no limit
+            "kl_max_scale": 1.0,  # factor on steps far below kl_budget; 1 = none is lengthened
             "max_staleness": 2,  # older trajectories are dropped when they would be consumed
         }
     )

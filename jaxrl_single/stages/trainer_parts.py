@@ -108,7 +108,11 @@ def train_step(
         critic_optimizer=critic_optimizer,
         critic_first=config.rl.critic_first,
         chunk=warm_start.LOGPROB_CHUNK,
-        kl=kl_step.Budget(config.rl.kl_budget) if config.rl.kl_budget else None,
+        kl=(
+            kl_step.Budget(config.rl.kl_budget, config.rl.kl_max_scale)
+            if config.rl.kl_budget
+            else None
+        ),
         state_shardings=state_shardings,
     )
 

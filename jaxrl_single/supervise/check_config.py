@@ -46,6 +46,7 @@ POSITIVE = (
     "checkpoint.every_steps",
     "checkpoint.keep",
     "weights.keep",
+    "rl.kl_max_scale",
 )
 NOT_NEGATIVE = (
     "env.num_train_tasks",

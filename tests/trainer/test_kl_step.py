@@ -76,6 +76,19 @@ def test_a_short_update_is_taken_whole(free):
     cases.assert_close(state.policy_params, free.step(batch)[0].policy_params, atol=1e-7)
 
 
+def test_a_short_update_is_lengthened_on_request(free):
+    longer = trainer(kl=kl_step.Budget(1e3, max_scale=2.0))
+    batch = make_batch(4)
+    state, metrics = longer.step(batch)
+    assert metrics["policy/step_scale"] == 2
+    doubled = jax.tree.map(
+        lambda old, new: old + 2 * (new - old),
+        free.initial.policy_params,
+        free.step(batch)[0].policy_params,
+    )
+    cases.assert_close(state.policy_params, doubled, atol=1e-6)
+
+
 def test_the_split_into_micro_batches_changes_nothing(bounded):
     whole, apart = (bounded.step(make_batch(micro)) for micro in (4, 1))
     cases.assert_close(whole[0].policy_params, apart[0].policy_params, atol=2e-6)
