@@ -193,14 +193,14 @@ def _env() -> ConfigDict:
             "tool_format": "hermes",  # how it writes calls, see jaxrl_single/envs/tool_formats.py
             "tool_output_chars": 2000,  # of an answer to a call; the middle of more is left out
             "tool_timeout_s": 5.0,  # of a call of python, by the clock
-            # Walls around python: bubblewrap | namespaces | auto: one of these, or the run does not
-            # start | none: what the model writes sees and changes all that you can.
-            "sandbox": "auto",
+            # auto: bubblewrap or namespaces, or the run does not start | none: no walls, what the
+            # model writes sees and changes all that you can.
+            "sandbox": "auto",  # walls around python: auto | bubblewrap | namespaces | none
             "sandbox_memory_mb": 512,  # address space of each process of python
             "observation_role": "",  # who answers a call: tool | user; empty = as the format has it
             # First message; the schemas of the tools replace `{tools}` in it, one a line, or go to
             # the chat template if there is none. Empty = none, or what the template itself says.
-            "system_prompt": "",
+            "system_prompt": "",  # see above
             "answer_form": "last_number",  # where the answer is: text | last_number | tag | boxed
             # By the dataset's own rules, by math-verify, as numbers, or as texts.
             "answer_check": "dataset",  # who judges it: dataset | math | number | exact

@@ -22,7 +22,7 @@ Then say: The answer is 5."""
 def get_config(arg: str = "") -> ConfigDict:
     """`tiny` is for tests: a tiny random model with characters as tokens, on the same tasks."""
     config = common.base()
-    config.model.path = _WEIGHTS
+    config.model.update({"size": "smollm2_135m", "path": _WEIGHTS})
     _describe_task(config)
     _fit_memory_and_time(config)
     # The mistakes leave room for RL; the rest of the stage is for the form of a call.

@@ -245,7 +245,8 @@ class _Process:
         try:
             async with asyncio.timeout(START_S):
                 message = await self._receive()
-            self._check_alive()
+            if message.get("ready"):  # else it has said why it ended
+                self._check_alive()
         except (TimeoutError, OSError, EOFError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SandboxError(
