@@ -22,7 +22,7 @@ LENGTHS = (70, 1, 33, 2, 5, 64)  # of the lines
 CHUNK = 48  # tokens in a dispatch, three pages
 
 
-@pytest.fixture(scope="module", params=["tiny", "tiny_moe"])
+@pytest.fixture(scope="module", params=["tiny_moe", pytest.param("tiny", marks=pytest.mark.long)])
 def model(request, tmp_path_factory):
     """A checkpoint whose distributions are neither uniform nor certain."""
     directory = tmp_path_factory.mktemp("model") / request.param
