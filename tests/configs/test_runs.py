@@ -22,14 +22,9 @@ CODE_PATHS = {
     "tiny_spo": "a state that every batch changes",
     "tiny_klpo": "rows that the sampler records",
 }
-OTHERS = {  # that read or keep something which none of the above does, or are not tiny
-    "sao_math_qwen3_30b_a3b": "published settings",
+OTHERS = {  # that read something which none of the above does
     "tiny_bellman_bpo": "minibatches",
     "tiny_decoupled_ppo": "proximal log-probs",
-    "tiny_estr": "a calibrated rule",
-    "tiny_klpo_sequence": "a regression of whole trajectories",
-    "tiny_rlef": "a reference policy, turns",
-    "tiny_running_mean": "a history of every task",
     "tiny_trm": "whole rows of log-probs",
 }
 STEPS = 2

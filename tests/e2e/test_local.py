@@ -53,6 +53,7 @@ def test_asynchronous_run_spans_versions_in_two_processes(tmp_path):
     check_sound(workdir, num_steps=14)
 
 
+@pytest.mark.long
 def test_what_only_some_algorithms_record_goes_from_sampler_to_trainer(tmp_path):
     """KLPO's draws; the periodic evaluations between the steps record none."""
     workdir = tmp_path / "run"
@@ -79,6 +80,7 @@ def test_killed_sampler_is_restarted(tmp_path):
     check_sound(workdir)
 
 
+@pytest.mark.long
 def test_sampler_that_dies_again_and_again_ends_the_run(tmp_path):
     workdir = tmp_path / "run"
     process = runs.start(workdir, *STEPS, "env.name=tests.e2e.bad_envs:kills_its_process")
@@ -132,8 +134,10 @@ def test_sigterm_saves_and_exits_with_zero(tmp_path):
     ("name", "cause"),
     [
         ("raises_in_step", "ZeroDivisionError: this tool is broken"),
-        ("raises_in_reward", "RewardError: this judge is broken"),
-        ("raises_in_reset", "FileNotFoundError"),
+        pytest.param(
+            "raises_in_reward", "RewardError: this judge is broken", marks=pytest.mark.long
+        ),
+        pytest.param("raises_in_reset", "FileNotFoundError", marks=pytest.mark.long),
     ],
 )
 def test_exception_in_an_environment_is_shown_and_ends_the_run(tmp_path, name, cause):

@@ -45,7 +45,14 @@ def test_same_seed_same_numbers(whole, tmp_path):
     assert arrays(tmp_path / "again", 8) == arrays(whole, 8)
 
 
-@pytest.mark.parametrize("kill_after", [1, 3, 5], ids=["critic_only", "at_switch", "later"])
+@pytest.mark.parametrize(
+    "kill_after",
+    [
+        pytest.param(1, id="critic_only"),
+        pytest.param(3, id="at_switch", marks=pytest.mark.long),
+        pytest.param(5, id="later"),
+    ],
+)
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path, kill_after):
     """Parameters, both optimisers, and what was trained."""
     workdir = tmp_path / "killed"
@@ -62,6 +69,7 @@ def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path, kill_afte
     assert runs.inspect(workdir)["evals"] == runs.inspect(whole)["evals"]
 
 
+@pytest.mark.long
 def test_more_steps_on_a_rerun_are_the_same_as_all_at_once(whole, tmp_path):
     runs.run(tmp_path / "half", *OVERRIDES, "rl.num_steps=4")
     runs.run(tmp_path / "half", *OVERRIDES, "rl.num_steps=8")
