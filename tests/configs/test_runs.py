@@ -24,7 +24,6 @@ CODE_PATHS = {
 }
 OTHERS = {  # that read something which none of the above does
     "tiny_bellman_bpo": "minibatches",
-    "tiny_decoupled_ppo": "proximal log-probs",
     "tiny_trm": "whole rows of log-probs",
 }
 STEPS = 2

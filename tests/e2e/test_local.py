@@ -150,6 +150,7 @@ def test_exception_in_an_environment_is_shown_and_ends_the_run(tmp_path, name, c
     assert "bad_envs.py" in text, "the traceback of the environment is shown"
 
 
+@pytest.mark.long
 def test_diverged_loss_keeps_the_last_checkpoint(tmp_path):
     workdir = tmp_path / "run"
     # Some reward is needed: at returns of 0 the critic stays at 0, and nothing has a gradient.

@@ -4,12 +4,10 @@ import pytest
 
 from tests.e2e import runs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    "override", ["mode=sync", pytest.param("rollout.client=http", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("override", ["mode=sync", "rollout.client=http"])
 def test_a_run_trains_and_is_scored_with_the_samplers_experts(tmp_path, override):
     """Each batch and each evaluation needs them: without, packing would have ended the run."""
     workdir = tmp_path / "run"

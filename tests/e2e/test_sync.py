@@ -50,7 +50,7 @@ def test_same_seed_same_numbers(whole, tmp_path):
     [
         pytest.param(1, id="critic_only"),
         pytest.param(3, id="at_switch", marks=pytest.mark.long),
-        pytest.param(5, id="later"),
+        pytest.param(5, id="later", marks=pytest.mark.long),
     ],
 )
 def test_killed_and_continued_is_the_same_bit_for_bit(whole, tmp_path, kill_after):
