@@ -14,19 +14,16 @@ The tool computes one operation of two integers. Anything else that the agent sa
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import re
 from collections.abc import Sequence
 
 from jaxrl_single import types
-from jaxrl_single.envs import base, expression
+from jaxrl_single.envs import base, expression, splits
 
 ERROR = "error"  # the observation after a call that the tool does not understand
 CALL = "<call>"
 ANSWER = "<answer>"
-SPLIT_SIZES = {"train": 1_000_000, "eval": 100_000}
-_EVAL_SHARE = 10  # one question in so many belongs to the eval split
 _MAX_DRAWS = 10_000  # of questions, until one falls into the split
 # Twelve digits hold every result of generated questions squared; the limit bounds observations.
 _CALL = re.compile(CALL + r"(-?[0-9]{1,12})([-+*])(-?[0-9]{1,12})")
@@ -129,7 +126,7 @@ class CalculatorTasks(Sequence[types.Task]):
         self._seed = seed
 
     def __len__(self) -> int:
-        return SPLIT_SIZES[self._split]
+        return splits.SIZES[self._split]
 
     def __getitem__(self, index: int) -> types.Task:
         if not 0 <= index < len(self):
@@ -137,7 +134,7 @@ class CalculatorTasks(Sequence[types.Task]):
         for draw in range(_MAX_DRAWS):
             rng = random.Random(f"{self._seed}/{self._split}/{index}/{draw}")
             question, answer = self._draw(rng)
-            if _split_of(question) == self._split:
+            if splits.split_of(question) == self._split:
                 task_id = f"calculator/{self._split}/{index}"
                 return types.Task(id=task_id, question=question, answer=str(answer))
         raise ValueError(
@@ -167,8 +164,3 @@ class CalculatorTasks(Sequence[types.Task]):
         if operator == "-":
             return result
         return self._max_result // max(result, 1)
-
-
-def _split_of(question: str) -> str:
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    return "eval" if int.from_bytes(digest, "big") % _EVAL_SHARE == 0 else "train"

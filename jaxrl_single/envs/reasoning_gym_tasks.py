@@ -20,11 +20,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_single import types
-from jaxrl_single.envs import calculator_tool
+from jaxrl_single.envs import calculator_tool, splits
 
-SPLIT_SIZES = {"train": 1_000_000, "eval": 100_000}
 PLACES = 1_000_000  # of a dataset, unless its options say otherwise as `size`
-_EVAL_SHARE = 10  # one question in so many belongs to the eval split
 _MAX_DRAWS = 1_000  # of places, until one falls into the split
 _CACHED_ENTRIES = 1024
 
@@ -83,7 +81,7 @@ class ReasoningGymTasks(Sequence[types.Task]):
         self._seed = seed
 
     def __len__(self) -> int:
-        return SPLIT_SIZES[self._split]
+        return splits.SIZES[self._split]
 
     def __getitem__(self, index: int) -> types.Task:
         if not 0 <= index < len(self):
@@ -92,7 +90,7 @@ class ReasoningGymTasks(Sequence[types.Task]):
         for _ in range(_MAX_DRAWS):
             place = rng.randrange(self._dataset.num_places)
             entry = self._dataset.entry(place)
-            if _split_of(entry["question"]) == self._split and not _contradicts_itself(entry):
+            if splits.split_of(entry["question"]) == self._split and not _contradicts_itself(entry):
                 return self._task(index, place, entry)
         raise ValueError(
             f"no question of the {self._split} split among {_MAX_DRAWS} entries of the dataset "
@@ -169,8 +167,3 @@ def _contradicts_itself(entry: Mapping[str, Any]) -> bool:
         return calculator_tool.evaluate(expression) != fractions.Fraction(entry["answer"])
     except (ValueError, TypeError, AttributeError):  # no arithmetic, or an answer in words
         return False
-
-
-def _split_of(question: str) -> str:
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    return "eval" if int.from_bytes(digest, "big") % _EVAL_SHARE == 0 else "train"

@@ -109,7 +109,7 @@ def notice(section: Section) -> str:
     """Which walls there are around what the model writes."""
     if python_tool.PythonTool not in _tools(section):
         return ""
-    return f"isolation of the Python tool: {isolation.choose(section['sandbox']).description}"
+    return isolation.notice(isolation.choose(section["sandbox"]))
 
 
 def _options(section: Section) -> tool_env.Options:

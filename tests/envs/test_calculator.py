@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from jaxrl_single import types
-from jaxrl_single.envs import calculator, expression
+from jaxrl_single.envs import calculator, expression, splits
 
 TASK = types.Task("t", "(37+58)*46", "4370")
 
@@ -199,7 +199,7 @@ def test_access_is_random_and_bounded():
 
 
 def test_a_split_without_questions_is_an_error_and_not_an_endless_search(monkeypatch):
-    monkeypatch.setattr(calculator, "_split_of", lambda question: "train")
+    monkeypatch.setattr(splits, "split_of", lambda question: "train")
     monkeypatch.setattr(calculator, "_MAX_DRAWS", 50)
     with pytest.raises(ValueError, match="no question of the eval split among 50 draws"):
         _tasks("eval")[0]

