@@ -39,43 +39,6 @@ def base() -> ConfigDict:
     return config
 
 
-def hard_task() -> ConfigDict:
-    """The config of tiny_sao_hard: it leaves room at the top, so algorithms can be told apart."""
-    config = base()
-    config.env.max_result = 999_999  # copying six digits is what the model finds hard
-    config.rl.num_steps = 120
-    return config
-
-
-def qwen3_30b_a3b() -> ConfigDict:
-    """What the published settings on Qwen3-30B-A3B share; no source states these values.
-
-    Not measured. As it stands the weights are random, and the calculator with its character
-    vocabulary stands in for the tasks; give model.path, and env.name or env.tasks_file and
-    env.eval_tasks_file.
-    """
-    config = base()
-    config.model.update({"size": "qwen3_30b_a3b", "dtype": "bfloat16", "remat": True})
-    config.warm_start.num_steps = 0  # published weights (model.path) take its place
-    config.value_pretraining.update({"max_steps": 500, "learning_rate": 5e-6})
-    config.policy_optimizer.update(
-        {"learning_rate": 1e-6, "decay_steps": 0, "final_fraction": 1.0, "b2": 0.999}
-    )
-    config.critic_optimizer.update({"learning_rate": 5e-6, "b2": 0.999})
-    config.critic.rules = ((".*", "train"),)
-    # 64 chips for the trainer. A micro-batch must be a multiple of data x fsdp rows; 8 divides the
-    # width 2048, the 128 experts and their width 768.
-    config.trainer.mesh.update({"fsdp": 8, "expert": 8})
-    config.batch.rows_per_micro_batch = 8
-    config.sampler.update({"num_slots": 256, "decode_chunk": 32, "page_size": 128})
-    config.sampler.update({"cache_sizes": (0.25, 0.5, 0.75), "prefill_pages": (4, 32)})
-    # In bfloat16 sampler and trainer round differently, and their routers then choose differently.
-    config.sampler.record_experts = True
-    config.rollout.max_in_flight = 256
-    config.gate.update({"max_difference": 0.5, "mean_difference": 0.02})  # bfloat16
-    return config
-
-
 def finish(config: ConfigDict, arg: str) -> ConfigDict:
     """Applies the switches that every config has and locks it.
 
@@ -163,6 +126,7 @@ def _model() -> ConfigDict:
             "template_args": {},  # variables of its chat template: {"enable_thinking": False}
             # segment: go on with what the template shows | append: with what was really said.
             "on_rewrite": "segment",  # if the template shows the past otherwise than it was
+            # The optimiser keeps a float32 copy of parameters that are narrower.
             "dtype": "float32",  # of parameters and activations; losses are float32 always
             "remat": False,  # recompute activations in the backward pass: less memory, more time
         }
@@ -195,7 +159,7 @@ def _env() -> ConfigDict:
             "tool_timeout_s": 5.0,  # of a call of python, by the clock
             # auto: bubblewrap or namespaces, or the run does not start | none: no walls, what the
             # model writes sees and changes all that you can.
-            "sandbox": "auto",  # walls around python: auto | bubblewrap | namespaces | none
+            "sandbox": "auto",  # around python and judges: auto | bubblewrap | namespaces | none
             "sandbox_memory_mb": 512,  # address space of each process of python
             "observation_role": "",  # who answers a call: tool | user; empty = as the format has it
             # First message; the schemas of the tools replace `{tools}` in it, one a line, or go to
@@ -296,6 +260,9 @@ def _sampler() -> ConfigDict:
         {
             "num_slots": 40,  # episodes decoded together; fixed, so a token's numbers are too
             "decode_chunk": 6,  # tokens decoded per dispatch; weights swap between chunks
+            # Smaller numbers of slots that a dispatch may be for while no more are busy; each is
+            # compiled, and the rounding of a token then depends on how many sample together.
+            "decode_slots": (),  # ascending or not; empty = one size
             "page_size": 32,  # tokens of a page of the cache; accelerators like 128
             "cache_tokens": 0,  # most tokens cached in all slots; 0 = all of them full
             # Smaller sizes that the cache may have, as fractions of that: memory and the cost of a
@@ -317,6 +284,9 @@ def _sampler() -> ConfigDict:
             "host": "127.0.0.1",  # to listen on; a host that others reach needs a token
             "port": 0,  # of the first sampler, the next ones follow; 0 = any, see WORKDIR/samplers
             "token_file": "",  # holds the bearer token; empty = JAXRL_SAMPLER_TOKEN, or no token
+            # Likelier tokens that OpenAI's endpoints can tell (logprobs, top_logprobs); each decode
+            # step then looks for them.
+            "top_logprobs": 0,  # so many at most
             "max_waiting": 1024,  # requests that wait for a slot; more are told to come again
             "idle_s": 60.0,  # a session idle for so long gives its slot to a request that waits
         }
@@ -329,6 +299,10 @@ def _rollout() -> ConfigDict:
             "temperature": 1.0,  # of training and evaluation
             "on_limit": "terminal",  # turn, token and context limits: terminal | bootstrap | mask
             "max_in_flight": 40,  # episodes at once, at most the slots of all samplers
+            # Batches of episodes under way or waiting to be trained, at most. Fewer help where the
+            # sampler is faster than the trainer and what it plays ahead gets too old. (In
+            # mode=sync they are sync.lag + 1.)
+            "open_batches": 0,  # 0 = all that can be fresh enough, rl.max_staleness + 1
             "client": "in_process",  # beside the engine | http: by itself | vllm: a vLLM server's
             "sampler_urls": (),  # http: use these samplers instead of starting any
             "sampler_patience_s": 600.0,  # http, vllm: a request failing so long fails the episode

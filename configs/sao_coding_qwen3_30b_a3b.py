@@ -6,12 +6,12 @@ Command: python -m jaxrl_single.run.local --config=configs/sao_coding_qwen3_30b_
 
 from ml_collections import ConfigDict
 
-from configs import common
+from configs import common, presets
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """Lines without a source say so; `tiny` as in tiny_sao."""
-    config = common.qwen3_30b_a3b()
+    config = presets.qwen3_30b_a3b()
     config.algorithm = ConfigDict(
         {
             "name": "sao",  # the row of jaxrl_single/algorithms/table.py

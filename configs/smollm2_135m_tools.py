@@ -26,12 +26,12 @@ def get_config(arg: str = "") -> ConfigDict:
     _describe_task(config)
     _fit_memory_and_time(config)
     # The mistakes leave room for RL; the rest of the stage is for the form of a call.
-    config.warm_start.update({"num_demonstrations": 256, "mistake_rate": 0.35, "num_steps": 40})
+    config.warm_start.update({"num_demonstrations": 256, "mistake_rate": 0.45, "num_steps": 40})
     config.warm_start.update({"batch_size": 8, "learning_rate": 5e-5})
     config.value_pretraining.update({"num_trajectories": 96, "max_steps": 24, "eval_every": 6})
     config.value_pretraining.update({"patience": 2, "learning_rate": 5e-5})
     config.rl.update({"num_steps": 120, "critic_only_steps": 2})
-    config.policy_optimizer.update({"learning_rate": 1e-5, "warmup_steps": 4, "decay_steps": 120})
+    config.policy_optimizer.update({"learning_rate": 2e-5, "warmup_steps": 4, "decay_steps": 120})
     config.critic_optimizer.update({"learning_rate": 5e-5})
     config.eval.update({"num_tasks": 256, "every_steps": 40, "periodic_num_tasks": 64})
     config.checkpoint.update({"every_steps": 5})  # a step takes most of a minute
@@ -60,11 +60,14 @@ def _describe_task(config: ConfigDict) -> None:
 
 
 def _fit_memory_and_time(config: ConfigDict) -> None:
-    config.batch.update({"num_trajectories": 8, "row_length": 256})
-    config.batch.update({"rows_per_micro_batch": 4, "row_buckets": (4, 8)})
+    # An episode has about 140 tokens, so two fit a row.
+    config.batch.update({"num_trajectories": 8, "row_length": 320})
+    config.batch.update({"rows_per_micro_batch": 1, "row_buckets": (4, 5, 6, 8)})
     config.sampler.update({"num_slots": 8, "page_size": 32, "decode_chunk": 8})
-    config.sampler.update({"prefill_pages": (8,), "max_fed_tokens": 16})
-    config.rollout.max_in_flight = 8
+    # Of a prompt, two pages are not shared; what a tool answers is fed beside what others sample.
+    config.sampler.update({"prefill_pages": (2,), "max_fed_tokens": 24})
+    # The sampler is the faster one here, and would fill the queue with what gets too old.
+    config.rollout.update({"max_in_flight": 8, "open_batches": 2})
 
 
 def _spell_out(config: ConfigDict) -> None:

@@ -5,12 +5,12 @@ Command: python -m jaxrl_single.run.local --config=configs/tiny_m2po.py --workdi
 
 from ml_collections import ConfigDict
 
-from configs import common
+from configs import common, presets
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """On the task of tiny_sao_hard; `tiny` as in tiny_sao."""
-    config = common.hard_task()
+    config = presets.hard_task()
     config.algorithm = ConfigDict(
         {
             "name": "m2po",  # the row of jaxrl_single/algorithms/table.py

@@ -6,12 +6,12 @@ Command: python -m jaxrl_single.run.local --config=configs/tiny_reinforce.py
 
 from ml_collections import ConfigDict
 
-from configs import common
+from configs import common, presets
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """On the task of tiny_sao_hard; `tiny` as in tiny_sao."""
-    config = common.hard_task()
+    config = presets.hard_task()
     config.algorithm = ConfigDict(
         {
             "name": "reinforce",  # the row of jaxrl_single/algorithms/table.py

@@ -7,9 +7,9 @@ Hardware: two CPU cores. Measured with seed 0: held-out success 0.260 after the 
 
 from ml_collections import ConfigDict
 
-from configs import common
+from configs import common, presets
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """`tiny` as in tiny_sao."""
-    return common.finish(common.hard_task(), arg)
+    return common.finish(presets.hard_task(), arg)

@@ -165,6 +165,16 @@ _CLASSES = {
 }
 
 
+def with_topk(completion: Completion, k: int) -> Completion:
+    """With the first k of the likeliest tokens that it has."""
+    if completion.topk_tokens is None:
+        return completion
+    rows = {name: getattr(completion, name) for name in ("topk_tokens", "topk_logprobs")}
+    return dataclasses.replace(
+        completion, **{name: [row[:k] for row in rows[name]] if k else None for name in rows}
+    )
+
+
 def request_to_json(request: Request) -> dict[str, Any]:
     """The request as JSON types; numpy's ints become ints."""
     message = _without_defaults(request)

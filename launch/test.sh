@@ -9,6 +9,7 @@ arguments=("$@")
 set -- test
 source "$(dirname "$0")/install.sh"
 export JAX_PLATFORMS=cpu
+unset PYTHONDONTWRITEBYTECODE  # the tests start many processes that import the same modules
 if [[ "$marker" == not* ]]; then
   .venv/bin/ruff check .
   .venv/bin/ruff format --check .

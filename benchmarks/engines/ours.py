@@ -22,7 +22,8 @@ def make(directory: str, num_sessions: int, context: int) -> Callable[[worker.Wo
         page_size=32,
         # A step reads the whole cache, so its size should follow the tokens that there are.
         cache_sizes=(0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
-        decode_chunk=16,
+        decode_chunk=8,
+        decode_slots=(16, 32, 48),
         prefill_pages=(16, 64),
         seed=0,
         max_fed_tokens=4,
@@ -49,8 +50,6 @@ class _Play:
         self._done.wait()
         if self._error is not None:
             raise self._error
-        for number in range(len(self._workload.sessions)):
-            self._engine.release(self._name(number))
         return self._num_tokens
 
     def _name(self, number: int) -> str:
@@ -78,6 +77,7 @@ class _Play:
             if index + 1 < len(self._workload.sessions[number]):
                 self._submit(number, index + 1, [*request.tokens, *answer.tokens])
                 return
+            self._engine.release(self._name(number))
         except BaseException as error:
             self._error = error
             self._done.set()

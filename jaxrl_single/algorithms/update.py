@@ -50,7 +50,9 @@ def init_state(algorithm: row_lib.Algorithm, *, num_tasks: int) -> State:
       num_tasks: how many numbers `task` (or `state_key`) may take.
     """
     stateful = {"advantage": algorithm.advantage, "keep_rule": algorithm.keep_rule}
-    return {name: part.first_state(num_tasks) for name, part in stateful.items() if part.init}
+    state = {name: part.first_state(num_tasks) for name, part in stateful.items() if part.init}
+    # Without weak types: if an update does not return them, the second step is compiled again.
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
 
 
 def task_weights(algorithm: row_lib.Algorithm, state: State) -> jax.Array | None:

@@ -76,7 +76,7 @@ def pack(
       rows_per_micro_batch: B.
       row_buckets: allowed numbers of rows, each a multiple of B.
       num_minibatches: rows are dealt in turn to so many equal parts, so that a policy update on a
-        part sees long and short trajectories; a batch with one of several rows is left in order.
+        part sees long and short trajectories. All rows of a trajectory go to one part.
       on_limit: what a trajectory cut by a limit (`truncated` and not `terminated`) means:
         "terminal" it ended there; "bootstrap" the critic's value stands for the rest;
         "mask" its tokens do not enter the loss.
@@ -87,7 +87,7 @@ def pack(
     Raises:
       ValueError: what does not fit or may not be trained; names the config field to change.
     """
-    _check_settings(num_trajectories, rows_per_micro_batch, row_buckets, on_limit)
+    _check_settings(num_trajectories, rows_per_micro_batch, num_minibatches, row_buckets, on_limit)
     if len(trajectories) > num_trajectories:
         raise ValueError(
             f"{len(trajectories)} trajectories for batch.num_trajectories={num_trajectories}; "
@@ -99,8 +99,8 @@ def pack(
         if routing is not None:
             _check_routing(trajectory, routing)
     rows = _fill_rows(trajectories, row_length)
-    num_rows = _bucket(len(rows), row_buckets, row_length)
-    rows = _deal(rows, num_rows, num_minibatches)
+    rows = _deal(rows, row_buckets, row_length, num_minibatches)
+    num_rows = len(rows)
     arrays = _token_arrays(trajectories, rows, num_rows, row_length, on_limit)
     facts = _trajectory_arrays(trajectories, arrays, num_trajectories, on_limit)
     arrays |= _recorded_arrays(trajectories, arrays, recorded)
@@ -124,16 +124,20 @@ def task_number(task_id: str) -> int:
     return zlib.crc32(task_id.encode()) % NUM_TASK_NUMBERS
 
 
-def _check_settings(num_trajectories, rows_per_micro_batch, row_buckets, on_limit) -> None:
+def _check_settings(
+    num_trajectories, rows_per_micro_batch, num_minibatches, row_buckets, on_limit
+) -> None:
     if on_limit not in ON_LIMIT:
         raise ValueError(f"rollout.on_limit is {on_limit!r}, allowed are {ON_LIMIT}")
     if num_trajectories < 1:
         raise ValueError(f"batch.num_trajectories is {num_trajectories}, must be at least 1")
-    uneven = [rows for rows in row_buckets if rows < 1 or rows % rows_per_micro_batch]
+    unit = rows_per_micro_batch * num_minibatches
+    uneven = [rows for rows in row_buckets if rows < 1 or rows % unit]
     if uneven or not row_buckets:
         raise ValueError(
             f"batch.row_buckets={tuple(row_buckets)} must hold positive multiples of "
-            f"batch.rows_per_micro_batch={rows_per_micro_batch}"
+            f"batch.rows_per_micro_batch={rows_per_micro_batch} x "
+            f"algorithm.num_minibatches={num_minibatches}"
         )
 
 
@@ -204,13 +208,40 @@ def _fill_rows(trajectories: Sequence[types.Trajectory], row_length: int) -> lis
     return rows
 
 
-def _deal(rows: list[list[_Piece]], num_rows: int, num_minibatches: int) -> list[list[_Piece]]:
-    """Row i goes to part i % num_minibatches; empty rows are dealt too."""
-    sources = [source for row in rows for source in {piece.source for piece in row}]
-    if len(set(sources)) < len(sources):
-        return rows
-    dealt = rows + [[] for _ in range(num_rows - len(rows))]
-    return [row for part in range(num_minibatches) for row in dealt[part::num_minibatches]]
+def _deal(
+    rows: list[list[_Piece]], row_buckets: Sequence[int], row_length: int, num_minibatches: int
+) -> list[list[_Piece]]:
+    """All rows of the smallest bucket that holds the parts, empty ones among them, part by part.
+
+    Row after row goes to the part with the fewest; rows of one trajectory stay together.
+    """
+    blocks = _blocks(rows)
+    for num_rows in sorted(row_buckets):
+        size = num_rows // num_minibatches
+        parts: list[list[list[_Piece]]] = [[] for _ in range(num_minibatches)]
+        for block in blocks:
+            min(parts, key=len).extend(block)
+        if max(map(len, parts)) <= size:
+            return [row for part in parts for row in part + [[]] * (size - len(part))]
+    parted = f" in {num_minibatches} minibatches" if num_minibatches > 1 else ""
+    raise ValueError(
+        f"the trajectories need {len(rows)} rows of batch.row_length={row_length}{parted}, the "
+        f"largest of batch.row_buckets is {max(row_buckets)}; add a larger bucket"
+    )
+
+
+def _blocks(rows: list[list[_Piece]]) -> list[list[list[_Piece]]]:
+    """Rows that follow one another and hold pieces of the same trajectory, together."""
+    blocks: list[list[list[_Piece]]] = []
+    before: set[int] = set()
+    for row in rows:
+        sources = {piece.source for piece in row}
+        if before & sources:
+            blocks[-1].append(row)
+        else:
+            blocks.append([row])
+        before = sources
+    return blocks
 
 
 def _pieces(source: int, trajectory: types.Trajectory, row_length: int) -> list[_Piece]:
@@ -231,16 +262,6 @@ def _pieces(source: int, trajectory: types.Trajectory, row_length: int) -> list[
         else:
             pieces.append(_Piece(source, start, stop))
     return pieces
-
-
-def _bucket(num_rows: int, row_buckets: Sequence[int], row_length: int) -> int:
-    for rows in sorted(row_buckets):
-        if num_rows <= rows:
-            return rows
-    raise ValueError(
-        f"the trajectories need {num_rows} rows of batch.row_length={row_length}, the largest of "
-        f"batch.row_buckets is {max(row_buckets)}; add a larger bucket"
-    )
 
 
 def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: str):

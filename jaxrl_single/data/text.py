@@ -45,7 +45,11 @@ class Text(Protocol):
     template: str
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain prompt, with what the tokenizer puts around one (often nothing)."""
+        """Ids of a plain prompt, with what the tokenizer puts around one (often nothing).
+
+        Raises:
+          ValueError: the text can't be encoded.
+        """
         ...
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
@@ -155,7 +159,7 @@ class HfText:
 
     def encode(self, text: str) -> list[int]:
         """See `Text.encode`. A special token that is spelled out becomes that token."""
-        return self._tokenizer.encode(text).ids
+        return self._ids(text, around=True)
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """See `Text.decode`; ids outside of the vocabulary give nothing."""
@@ -164,7 +168,13 @@ class HfText:
 
     def tokenise(self, text: str) -> list[int]:
         """Ids of a rendered text or a piece of one: `encode` with nothing put around it."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._ids(text, around=False)
+
+    def _ids(self, text: str, *, around: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=around).ids
+        except TypeError as error:  # the library's word for halves of characters
+            raise ValueError(f"not a text: {error} (is a character cut in half?)") from error
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the tokenizer.json."""
@@ -295,9 +305,13 @@ def _tokenizer(path: pathlib.Path) -> tokenizers.Tokenizer:
             "convert them with save_pretrained of transformers"
         )
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{path}: not a tokenizer ({error})") from error
+    # What somebody's last call cut and filled up to is saved along, and is nothing of the model.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

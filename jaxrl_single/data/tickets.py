@@ -178,14 +178,14 @@ class TicketBook:
             tickets.append(self._add(ticket))
         return tickets
 
-    def room(self, *, max_staleness: int, batch_size: int) -> int:
-        """How many training tickets may be issued: admission control.
+    def room(self, most_open: int) -> int:
+        """How many training tickets may be issued so that at most `most_open` are open.
 
-        In flight + stored stays <= (max_staleness + 1) x batch_size, so that what is admitted now
+        Admission control: with no more open than max_staleness + 1 batches, what is admitted now
         can be consumed within the bound; dropping stale work is the second line only.
         """
         open_train = sum(ticket.split == "train" for ticket in self._open.values())
-        return max(0, (max_staleness + 1) * batch_size - open_train)
+        return max(0, most_open - open_train)
 
     def is_open(self, key: str) -> bool:
         """True when a trajectory with this key can be used, or already lies in the store."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxrl_single import types
 from jaxrl_single.envs import judge, math_answers
+from jaxrl_single.envs.sandbox import isolation as isolation_lib
 
 NAMES = ("dataset", "exact", "number", "math")
 
@@ -26,12 +27,17 @@ async def number(task: types.Task, answer: str) -> float:
 class DatasetCheck:
     """The score that the dataset of a task gives."""
 
-    def __init__(self, name: str, options: Mapping[str, Any]):
-        """See `reasoning_gym_tasks.Dataset`; starts nothing yet."""
+    def __init__(self, name: str, options: Mapping[str, Any], isolation: isolation_lib.Isolation):
+        """See `reasoning_gym_tasks.Dataset`; starts nothing yet.
+
+        Args:
+          isolation: of the process that judges, for some datasets evaluate the answer.
+        """
         self._name = name
         self._judge = judge.Judge(
             "from jaxrl_single.envs import reasoning_gym_tasks\n"
             f"score = reasoning_gym_tasks.Dataset({name!r}, {dict(options)!r}).score",
+            isolation,
             preload=("reasoning_gym",),
         )
 
@@ -54,11 +60,12 @@ class DatasetCheck:
 class MathCheck:
     """1 when an answer means the same as the task's, see math_answers.py."""
 
-    def __init__(self):
+    def __init__(self, isolation: isolation_lib.Isolation):
         """Starts nothing yet; ValueError when the package math-verify is missing."""
         math_answers.load()
         self._judge = judge.Judge(
             "from jaxrl_single.envs import math_answers\nscore = math_answers.score",
+            isolation,
             preload=(math_answers.PACKAGE,),
         )
 

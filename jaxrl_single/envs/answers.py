@@ -7,8 +7,10 @@ import re
 FORMS = ("text", "last_number", "tag", "boxed")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX = "\\boxed{"
-# A number, its thousands apart or not: 12, -3.5, 1,234,567. A minus right after a digit subtracts.
-_NUMBER = re.compile(r"(?<![\d.])(?:(?<!\d)-)?\d+(?:,\d{3})*(?:\.\d+)?")
+# A number, its thousands apart or not: 12, -3.5, .5, 1,234,567. A minus right after a digit
+# subtracts, and a point right after a letter or digit ends what is before it.
+_NUMBER = re.compile(r"(?<![\d.])(?:(?<!\d)-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\w)\.\d+)")
+_MINUS = "\N{MINUS SIGN}"
 _END_OF_THOUGHT = "</think>"
 
 
@@ -26,7 +28,7 @@ def extract(text: str, form: str) -> str | None:
     if form == "text":
         return said or None
     if form == "last_number":
-        numbers = _NUMBER.findall(said)
+        numbers = _NUMBER.findall(said.replace(_MINUS, "-"))
         return numbers[-1].replace(",", "") if numbers else None
     if form == "tag":
         inside = _TAG.findall(said)

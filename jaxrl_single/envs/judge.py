@@ -1,7 +1,9 @@
 """Judging by programs that an answer could hang or abuse: in a process of their own, by the clock.
 
 Libraries that compare mathematics hand what a model wrote to a symbolic parser, and `9**9**9` is
-an answer like any other. So they run where the Python tool runs, isolated where that is possible.
+an answer like any other; some even evaluate it. So they run where the Python tool runs, behind the
+same walls, and each answer in a child process that ends with it: what it does there may deceive the
+judge about itself, and about no other answer.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from jaxrl_single.envs.sandbox import isolation
+from jaxrl_single.envs.sandbox import isolation as isolation_lib
 from jaxrl_single.envs.sandbox import limits as limits_lib
 from jaxrl_single.envs.sandbox import pool as pool_lib
 
@@ -17,6 +19,23 @@ TIMEOUT_S = 10.0  # of a judgement
 _START_S = 120.0  # of `source`, which may import a lot on a busy machine
 _AT_ONCE = 2  # answers; the others wait, for a judgement takes milliseconds
 _TRIES = 2  # the first may have met a bad moment of the machine
+_SEALED = "import ctypes\nctypes.CDLL(None).prctl(4, 0)\n"  # no child may reach into this process
+_JUDGEMENT = """
+import json, os, sys, traceback
+child = os.fork()
+if not child:
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the way to the outside, above all
+    try:
+        print()
+        print(float(score(*json.loads({arguments!r}))), flush=True)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1:
+    raise RuntimeError("the judge failed")
+"""
 _LIMITS = limits_lib.Limits(memory_mb=4096, processes=8, cpu_s=3600, output_chars=4000)
 
 
@@ -27,26 +46,32 @@ class JudgeError(RuntimeError):
 class Judge:
     """Calls one function in interpreters of its own."""
 
-    def __init__(self, source: str, *, preload: tuple[str, ...], timeout_s: float = TIMEOUT_S):
+    def __init__(
+        self,
+        source: str,
+        isolation: isolation_lib.Isolation,
+        *,
+        preload: tuple[str, ...] = (),
+        timeout_s: float = TIMEOUT_S,
+    ):
         """Starts nothing yet.
 
         Args:
           source: Python that defines `score(*arguments) -> float`; it may import this package.
+          isolation: the walls around it.
           preload: modules that make `source` quick, loaded once.
           timeout_s: of a judgement, by the clock.
         """
-        self._source = source
+        self._source = _SEALED + source
         self._timeout_s = timeout_s
-        self._pool = pool_lib.Pool(
-            isolation.best(), _LIMITS, spares=0, preload=preload, own_code=True
-        )
+        self._pool = pool_lib.Pool(isolation, _LIMITS, spares=0, preload=preload, own_code=True)
         self._idle: list[pool_lib.Interpreter] = []
         self._gate = pool_lib.Gate(_AT_ONCE)
 
     async def score(self, *arguments: Any) -> float:
         """The score of an answer, 0 to 1.
 
-        An answer that takes too long, or ends the interpreter, twice, is wrong: 0.
+        An answer that takes too long, or whose process dies, twice, is wrong: 0.
 
         Args:
           arguments: of `score`, JSON types.
@@ -55,15 +80,15 @@ class Judge:
           JudgeError: the function raised, or gave no number.
           sandbox.pool.SandboxError: there is no interpreter to be had.
         """
-        text = json.dumps(arguments)
-        code = f"import json\nprint()\nprint(float(score(*json.loads({text!r}))))"
+        code = _JUDGEMENT.format(arguments=json.dumps(arguments))
         for _ in range(_TRIES):
             async with self._gate.here():
                 result = await self._run(code)
-            if result.outcome == "done":
-                return _number(result.output)
             if result.outcome == "error":
-                raise JudgeError(result.error)
+                raise JudgeError(f"{result.output}\n{result.error}")
+            score = _number(result.output)
+            if score is not None:
+                return score
         return 0.0
 
     def close(self) -> None:
@@ -71,7 +96,14 @@ class Judge:
         self._pool.close()
 
     async def _run(self, code: str) -> pool_lib.Result:
-        python = self._idle.pop() if self._idle else await self._begin()
+        while self._idle:
+            result = await self._ask(self._idle.pop(), code)
+            if result.outcome != "died":
+                return result
+            # It may have died while it waited, which says nothing about the answer.
+        return await self._ask(await self._begin(), code)
+
+    async def _ask(self, python: pool_lib.Interpreter, code: str) -> pool_lib.Result:
         try:
             result = await python.run(code, self._timeout_s)
         except BaseException:
@@ -92,9 +124,9 @@ class Judge:
         return python
 
 
-def _number(output: str) -> float:
-    """The last line; what libraries print before does not matter."""
+def _number(output: str) -> float | None:
+    """The last line, whatever libraries print before; None where the process ended without it."""
     try:
         return float(output.strip().rpartition("\n")[2])
     except ValueError:
-        raise JudgeError(f"the judge said {output[-200:]!r}, expected a number") from None
+        return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 PACKAGE = "math_verify"
+# Read as mathematics they would be products of letters, and "on" would be "no".
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*\.?")
 
 
 def score(right: str, given: str) -> float:
@@ -21,7 +24,7 @@ def score(right: str, given: str) -> float:
       ValueError: the package math-verify is missing.
     """
     library = load()
-    wanted = _parse(library, right)
+    wanted = [] if _WORDS.fullmatch(right.strip()) else _parse(library, right)
     if not wanted:
         return float(given.strip().casefold() == right.strip().casefold())
     # Both readings of 1/2 and \frac{1}{2} without dollar signs count.

@@ -111,6 +111,8 @@ _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg
 _BLANK = re.compile("\ue001+\n?")
 _PYTHON_TAG = "<|python_tag|>"
 _LLAMA_OBJECT = re.compile(r"\{\s*\"(?:name|type|parameters)\"")
+_LLAMA_ARGUMENTS = re.compile(r"\"(?:parameters|arguments)\"\s*:")
+_LLAMA_NAME = re.compile(r"\"name\"\s*:\s*\"([^\"]*)\"")
 _ACTION = re.compile(r"^[ \t]*Action:[ \t]*(.*)$", re.MULTILINE)
 _ACTION_INPUT = re.compile(r"\A\s*Action Input:[ \t]*(.*?)(?=^[ \t]*Observation:|\Z)", re.M | re.S)
 _FINAL = re.compile(r"\A.*^[ \t]*Final Answer:\s*", re.DOTALL | re.MULTILINE)
@@ -160,7 +162,7 @@ def _read_llama3(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
     start = text.find(_PYTHON_TAG)
     if start < 0:
         found = _LLAMA_OBJECT.search(text)
-        if found is None:
+        if found is None or not _is_llama_call(text[found.start() :], tools):
             return Parsed((), text)
         start = found.start()
     calls = text[start:].removeprefix(_PYTHON_TAG)
@@ -169,6 +171,13 @@ def _read_llama3(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
         text[:start],
         start,
     )
+
+
+def _is_llama_call(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether JSON that may be malformed means a call: an answer can have a name, too."""
+    name = _LLAMA_NAME.search(text)
+    known = {tool.get("function", tool).get("name") for tool in tools}
+    return bool(_LLAMA_ARGUMENTS.search(text)) or (name is not None and name[1] in known)
 
 
 def _read_react(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
@@ -329,7 +338,9 @@ def _declared_type(tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> A
     for schema in tools:
         function = schema.get("function", schema)
         if function.get("name") == tool:
-            return function.get("parameters", {}).get("properties", {}).get(key, {}).get("type")
+            for name in ("parameters", "properties", key, "type"):
+                function = function.get(name) if isinstance(function, dict) else None
+            return function
     return None
 
 

@@ -30,6 +30,7 @@ from jaxrl_single.envs.sandbox import limits as limits_lib
 Section = dict[str, Any]
 
 TOOLS = {tool.name: tool for tool in (calculator_tool.CalculatorTool, python_tool.PythonTool)}
+_BY_PROGRAMS = ("dataset", "math")  # answer checks that may evaluate what they check
 SCHEMAS_PLACE = "{tools}"  # in env.system_prompt
 
 
@@ -107,7 +108,8 @@ def make_prompt(section: Section) -> prompt.PromptSpec:
 
 def notice(section: Section) -> str:
     """Which walls there are around what the model writes."""
-    if python_tool.PythonTool not in _tools(section):
+    judged = section["answer_check"] in _BY_PROGRAMS
+    if python_tool.PythonTool not in _tools(section) and not judged:
         return ""
     return isolation.notice(isolation.choose(section["sandbox"]))
 
@@ -177,11 +179,12 @@ def _check(section: Section) -> tool_env.Check:
         raise ValueError(f"env.answer_check is {name!r}, allowed are {answer_checks.NAMES}")
     if name in ("exact", "number"):
         return {"exact": answer_checks.exact, "number": answer_checks.number}[name]
+    walls = isolation.choose(section["sandbox"])
     if name == "math":
-        check = answer_checks.MathCheck()
+        check = answer_checks.MathCheck(walls)
     elif section["dataset"]:
         _dataset(section)  # complains here about what is wrong, not at the first answer
-        check = answer_checks.DatasetCheck(section["dataset"], section["dataset_options"])
+        check = answer_checks.DatasetCheck(section["dataset"], section["dataset_options"], walls)
     else:
         raise ValueError(
             "env.answer_check is 'dataset', and env.dataset is empty; tasks of a file are judged "

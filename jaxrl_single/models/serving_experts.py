@@ -72,8 +72,8 @@ def _in_blocks(
     down: jax.Array,
 ) -> jax.Array:
     num_experts = mixing.shape[1]
-    # Half as much again as an expert's mean share: most need one block.
-    width = min(-(-3 * chosen.size // (16 * num_experts)) * 8, _MOST_COLUMNS)
+    # A quarter more than an expert's mean share, up to a multiple of 8: most need one block.
+    width = min(-(-5 * chosen.size // (32 * num_experts)) * 8, _MOST_COLUMNS)
     plan = _plan(chosen, real, num_experts, width)
     rows = platform.separate(x.T)
 

@@ -113,19 +113,17 @@ def _check_algorithm(config: ml_collections.ConfigDict) -> None:
         algorithm = build.algorithm(config)
     except ValueError as error:
         raise check_config.ConfigError(f"algorithm: {error}") from error
-    if config.rl.critic_only_steps and not algorithm.needs_critic:
-        raise check_config.ConfigError(
-            f"rl.critic_only_steps is {config.rl.critic_only_steps}, and algorithm "
-            f"{algorithm.name!r} has no critic; set it to 0"
-        )
+    check_config.check_algorithm(
+        config, algorithm.name, needs=algorithm.needs, num_minibatches=algorithm.num_minibatches
+    )
 
 
 def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
-    platform, count = devices.detect()
+    platform, chips = devices.detect()
     return devices.plan(
         config.mode,
         platform,
-        count,
+        chips,
         trainer_devices=config.trainer.devices,
         sampler_devices=config.sampler.devices,
         trainer_memory=config.trainer.memory_fraction,

@@ -8,25 +8,23 @@ null for the first, which nothing precedes. The last line on standard output is
 {"tokens_per_s": ..., "scored_tokens": ..., "compile_s": ..., "peak_rss_mb": ...}.
 """
 
-import argparse
-import json
 import os
 import sys
 
-from jaxrl_single import workdir
-from jaxrl_single.models import config
 from jaxrl_single.report import bar
-from jaxrl_single.run import child_process
+from jaxrl_single.run import child_process, offline
 
 
 def main() -> int:
-    args = _parser().parse_args()
+    parser = offline.parser(__doc__)
+    parser.add_argument("--chunk", type=int, default=512, help="tokens that are read together")
+    args = parser.parse_args()
     os.environ.update(child_process.cache_env())
     from jaxrl_single.lab import logprobs  # imports jax
 
-    try:
+    def score() -> dict[str, float]:
         with bar.Bar("tokens", sys.stderr) as shown:
-            summary = logprobs.score(
+            return logprobs.score(
                 args.model,
                 args.input,
                 args.output,
@@ -35,25 +33,8 @@ def main() -> int:
                 report=shown.show,
                 note=lambda text: print(f"note: {text}", file=sys.stderr),
             )
-    except (ValueError, OSError, workdir.CannotWrite) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
-    print(json.dumps(summary))
-    return 0
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("model", "input", "output"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--dtype", choices=config.DTYPES, help="default: the checkpoint's own")
-    parser.add_argument("--chunk", type=int, default=512, help="tokens that are read together")
-    return parser
+    return offline.run(score)
 
 
 if __name__ == "__main__":

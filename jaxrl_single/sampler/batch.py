@@ -26,6 +26,7 @@ _COUNTED = (
     "prefill_tokens",
     "shared_tokens",
     "steps",
+    "slot_steps",
     "chunks",
     "prefills",
     "evictions",
@@ -60,6 +61,7 @@ class Batch:
       version: of the weights that sample now.
       counts: numbers since the start, by the names of `Engine.stats`.
       num_waiting: sessions without a slot.
+      num_held: slots that belong to a session.
     """
 
     def __init__(
@@ -85,11 +87,15 @@ class Batch:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_held(self) -> int:
+        return int(self._slots.held.sum())
+
     def stats(self) -> dict[str, float]:
         """The counts, and how things stand; see `Engine.stats`."""
         return self.counts | {
             "active_slots": int(self._slots.active.sum()),
-            "held_slots": int(self._slots.held.sum()),
+            "held_slots": self.num_held,
             "waiting": len(self._waiting),
             "pages": self._pages.num_pages,
             "used_pages": self._pages.num_pages - self._pages.num_free,
@@ -178,7 +184,8 @@ class Batch:
                 self._programs.prefill(reading.empty_prefill(self._settings, num_rows))
             if self._settings.shares or len(self._pages.sizes) > 1:
                 self._programs.copy([0], [size])  # behind the pool: nothing is copied
-            self._programs.decode(self._decode_rows(nobody))
+            for num_slots in self._settings.chunk_sizes:
+                self._programs.decode(self._decode_rows(np.arange(num_slots), nobody))
         while self._pages.smaller is not None:
             self._programs.resize(self._pages.smaller)
             self._pages.shrink(self._pages.smaller)
@@ -195,8 +202,9 @@ class Batch:
         completion = self._slots.finish(slot, reason, stop_reason)
         self._jobs.pop(slot).future.set_result(completion)
 
-    def _decode_rows(self, allowed: np.ndarray) -> decode.Rows:
-        return reading.decode_rows(self._slots, self._pages, allowed, self._settings.decode_chunk)
+    def _decode_rows(self, of_slots: np.ndarray, allowed: np.ndarray) -> decode.Rows:
+        num_steps = self._settings.decode_chunk
+        return reading.decode_rows(self._slots, self._pages, of_slots, allowed, num_steps)
 
     def _make_room(self) -> np.ndarray:
         needed = reading.pages_needed(self._slots, self._settings.decode_chunk)
@@ -259,7 +267,8 @@ class Batch:
                 state.record_prefill(of_slots, rows, jax.device_get(experts))
 
     def _decode(self, allowed: np.ndarray) -> None:
-        rows = self._decode_rows(allowed)
+        of_slots = reading.slots_of_chunk(self._slots, allowed)
+        rows = self._decode_rows(of_slots, allowed)
         if not rows.active.any():
             return
         if self._stalled_since is not None:
@@ -268,17 +277,18 @@ class Batch:
             self._stalled_since = None
         sampled = self._programs.decode(rows)
         num_known = int(self._slots.lengths.sum())
-        finished = self._slots.record(rows, sampled, self.version)
+        finished = self._slots.record(of_slots, rows, sampled, self.version)
         self.counts["chunks"] += 1
         self.counts["steps"] += int(sampled.steps)
+        self.counts["slot_steps"] += int(sampled.steps) * len(of_slots)
         self.counts["tokens"] += int(self._slots.lengths.sum()) - num_known
-        self._answer(finished, sampled.stopped)
+        self._answer(finished)
 
-    def _answer(self, finished: np.ndarray, stopped: np.ndarray) -> None:
+    def _answer(self, finished: dict[int, bool]) -> None:
         ends: dict[int, tuple[str, str | int | None]] = {}
-        for slot in finished.tolist():
+        for slot, stopped in finished.items():
             last = int(self._slots.new_tokens(slot)[-1])
-            ends[slot] = ("stop", last) if stopped[slot] else ("length", None)
+            ends[slot] = ("stop", last) if stopped else ("length", None)
         for slot, job in self._jobs.items():
             if job.stops is None and job.on_tokens is None:
                 continue

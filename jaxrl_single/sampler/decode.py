@@ -1,7 +1,7 @@
 """The sampler's programs: prefill of known tokens, a chunk of decode steps, care of the pages.
 
 They take a donated cache and the host's small arrays, and none keeps state of its own, so what
-they compute for a slot is a function of that slot's row alone. The number of slots and the shapes
+they compute for a slot is a function of that slot's row alone. The numbers of slots and the shapes
 of a prefill are fixed for an engine: XLA rounds a matmul differently for other batch sizes.
 
 A chunk feeds the known tokens that are not in the cache yet, one a step, and then samples. Where

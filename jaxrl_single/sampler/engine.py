@@ -6,8 +6,8 @@ chunks, so one token is sampled by one version, and every token carries its vers
 
 The numbers of a request are, to the bit, a function of the request, its session's earlier turns and
 the versions of the weights: other sessions, pages, sharing and eviction don't change them. There
-are two exceptions: prefix_cache "all", and a session that lost its pages after a swap that kept its
-cache, for the old weights that had read it are gone.
+are three exceptions: decode_slots; prefix_cache "all"; and a session that lost its pages after a
+swap that kept its cache, for the old weights that had read it are gone.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Engine:
         page_size: int,
         decode_chunk: int,
         prefill_pages: tuple[int, ...],
+        decode_slots: tuple[int, ...] = (),
         seed: int,
         cache_tokens: int = 0,
         cache_sizes: tuple[float, ...] = (0.25, 0.5),
@@ -71,6 +72,9 @@ class Engine:
           decode_chunk: tokens per dispatch; weights swap and turns begin between chunks.
           prefill_pages: pages per prefill dispatch, ascending. A turn takes the smallest that
             holds its new tokens, else the largest several times.
+          decode_slots: smaller numbers of slots that a chunk may be for when no more of them
+            sample, so that the last of a batch don't pay for all. Each is compiled, at each size
+            of the cache. With them numbers depend, within rounding, on how many sample together.
           seed: of the draws of requests that name none.
           cache_tokens: tokens that the cache holds at most; 0 = every slot full.
           cache_sizes: smaller sizes that it may have, as fractions of that; each is compiled.
@@ -93,6 +97,7 @@ class Engine:
             cache_tokens=cache_tokens,
             cache_sizes=tuple(cache_sizes),
             decode_chunk=decode_chunk,
+            decode_slots=tuple(decode_slots),
             prefill_pages=tuple(prefill_pages),
             max_fed_tokens=max_fed_tokens,
             prefix_cache=prefix_cache,
@@ -131,6 +136,11 @@ class Engine:
     def num_waiting(self) -> int:
         """Sessions without a slot, new requests among them; any thread may ask."""
         return self._batch.num_waiting + len(self._inbox)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a session waits for a slot or has one; any thread may ask."""
+        return self.num_waiting > 0 or self._batch.num_held > 0
 
     def submit(
         self, request: wire.Request, *, on_tokens: OnTokens | None = None
@@ -248,7 +258,8 @@ class Engine:
         """Counts since the start, by name.
 
         tokens: sampled. prefill_tokens. shared_tokens: copied from other sessions. steps: decode
-        steps of all slots. chunks, prefills: dispatches. evictions: sessions that lost their pages.
+        steps. slot_steps: each times the slots it was for, so tokens / slot_steps says how full
+        they were. chunks, prefills: dispatches. evictions: sessions that lost their pages.
         busy_seconds: in `step` with something to do. swaps; swap_seconds: from `load_weights` to
         their effect, summed; stall_seconds: in which decoding stood still for a swap, what it had
         to read again included. active_slots: sampling now. held_slots: owned by a session.

@@ -59,14 +59,17 @@ class Pages:
         self._owner[self.table[slot, : self.counts[slot]]] = NO_OWNER
         self.counts[slot] = 0
 
-    def map(self) -> tuple[np.ndarray, np.ndarray]:
-        """(owner, index), i32 [P] each, as `api.Policy.decode` takes them."""
+    def map(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(owner, index), i32 [P] each, as `api.Policy.decode` takes them for rows of `slots` [R].
+
+        Pages of other slots look like free ones.
+        """
         pages_per_slot = self.table.shape[1]
         owner = np.zeros(self.num_pages, np.int32)
         index = np.full(self.num_pages, pages_per_slot, np.int32)
-        slots, columns = np.nonzero(np.arange(pages_per_slot) < self.counts[:, None])
-        held = self.table[slots, columns]
-        owner[held], index[held] = slots, columns
+        rows, columns = np.nonzero(np.arange(pages_per_slot) < self.counts[slots, None])
+        held = self.table[slots[rows], columns]
+        owner[held], index[held] = rows, columns
         return owner, index
 
     def grow(self, num_pages: int) -> None:

@@ -78,43 +78,62 @@ def _prefill_batch(
     return of_slots, rows
 
 
+def slots_of_chunk(state: slots.Slots, allowed: np.ndarray) -> np.ndarray:
+    """The slots [R] of the next chunk, ascending.
+
+    These are the allowed ones [S] that read by decode steps, and others to fill up one of the
+    sizes that a chunk may have.
+    """
+    reads = _reads_by_steps(state, allowed)
+    size = next(size for size in state.settings.chunk_sizes if size >= reads.sum())
+    return np.sort(np.argsort(~reads, kind="stable")[:size])
+
+
 def decode_rows(
-    state: slots.Slots, table: pages.Pages, allowed: np.ndarray, num_steps: int
+    state: slots.Slots,
+    table: pages.Pages,
+    of_slots: np.ndarray,
+    allowed: np.ndarray,
+    num_steps: int,
 ) -> decode.Rows:
-    """The allowed slots [S] that read by decode steps.
+    """A row for each of `of_slots` [R]; those that are allowed [S] and read by steps are active.
 
     A slot whose next tokens but one are to be prefilled again only reads up to there: as if it
     knew no more and had one token left to sample, which `Slots.record` then does not count.
     """
-    settings = state.settings
     width = state.tokens.shape[1]
     steps = np.arange(num_steps)[:, None]
-    everyone = np.arange(settings.num_slots)
-    active = allowed & (state.next_reading == slots.FED)
-    until = state.lengths.copy()
-    behind = np.flatnonzero(active & (state.lengths - state.cached > 1))
-    until[behind] = state.read_until(behind)
-    owner, index = table.map()
+    active = _reads_by_steps(state, allowed)[of_slots]
+    cached, lengths = state.cached[of_slots], state.lengths[of_slots]
+    until = lengths.copy()
+    behind = np.flatnonzero(active & (lengths - cached > 1))
+    until[behind] = state.read_until(of_slots[behind])
+    owner, index = table.map(of_slots)
     return decode.Rows(
-        tokens=state.tokens[everyone, np.minimum(state.cached + steps, width - 1)],
-        num_known=until - state.cached,
-        positions=state.cached.copy(),
+        tokens=state.tokens[of_slots, np.minimum(cached + steps, width - 1)],
+        num_known=until - cached,
+        positions=cached,
         active=active,
-        budgets=np.where(until < state.lengths, 1, state.budgets).astype(np.int32),
-        temperatures=state.temperatures,
-        seeds=state.seeds,
-        tickets=state.tickets,
-        attempts=state.attempts,
-        turns=state.turns,
-        indices=(state.lengths - state.firsts).astype(np.uint32),
-        stop_tokens=state.stop_tokens,
-        forced=_forced(state, num_steps),
-        wanted=state.wanted & active,
-        limits=state.limits,
-        table=table.table,
+        budgets=np.where(until < lengths, 1, state.budgets[of_slots]).astype(np.int32),
+        temperatures=state.temperatures[of_slots],
+        seeds=state.seeds[of_slots],
+        tickets=state.tickets[of_slots],
+        attempts=state.attempts[of_slots],
+        turns=state.turns[of_slots],
+        indices=(lengths - state.firsts[of_slots]).astype(np.uint32),
+        stop_tokens=state.stop_tokens[of_slots],
+        forced=_forced(state, num_steps)[:, of_slots],
+        wanted=state.wanted[of_slots] & active,
+        limits=state.limits.of(of_slots),
+        table=table.table[of_slots],
         owner=owner,
         index=index,
     )
+
+
+def _reads_by_steps(state: slots.Slots, allowed: np.ndarray) -> np.ndarray:
+    """[S], the allowed slots whose next token is read by a decode step."""
+    return allowed & (state.next_reading == slots.FED)
 
 
 def _forced(state: slots.Slots, num_steps: int) -> np.ndarray:

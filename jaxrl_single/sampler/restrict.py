@@ -58,6 +58,11 @@ class Limits:
             allowed_only=np.zeros(num_slots, np.bool_),
         )
 
+    def of(self, slots: np.ndarray) -> Limits:
+        """Rows of `slots`."""
+        fields = dataclasses.fields(self)
+        return Limits(**{field.name: getattr(self, field.name)[slots] for field in fields})
+
     def put(self, slot: int, request: wire.Request) -> None:
         """Writes the restrictions of a request into the host's arrays."""
         values = dict(request.logit_bias)

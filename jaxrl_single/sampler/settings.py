@@ -25,6 +25,7 @@ class Settings:
       page_size: B, tokens of a page.
       cache_tokens: most tokens of all slots together; 0 = S * C.
       cache_sizes: fractions of that.
+      decode_slots: fewer slots that a chunk may be for; those from S on have no effect.
       prefill_pages: ascending.
       experts_read: (layers, experts per token) to be recorded, None for nothing.
     """
@@ -35,6 +36,7 @@ class Settings:
     cache_tokens: int
     cache_sizes: tuple[float, ...]
     decode_chunk: int
+    decode_slots: tuple[int, ...]
     prefill_pages: tuple[int, ...]
     max_fed_tokens: int
     prefix_cache: str
@@ -50,6 +52,8 @@ class Settings:
         pages = self.prefill_pages
         if not pages or min(pages) < 1 or list(pages) != sorted(set(pages)):
             raise ValueError(f"sampler.prefill_pages is {pages}, must be positive and ascending")
+        if not all(size > 0 for size in self.decode_slots):
+            raise ValueError(f"sampler.decode_slots is {self.decode_slots}, must be positive")
         if not all(0 < fraction <= 1 for fraction in self.cache_sizes):
             raise ValueError(f"sampler.cache_sizes is {self.cache_sizes}, must lie in (0, 1]")
         if self.cache_tokens and self.cache_tokens < self.cache_length:
@@ -76,6 +80,12 @@ class Settings:
     @property
     def shares(self) -> bool:
         return self.prefix_cache != "off"
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Slots that a chunk may be for, ascending; the last is S."""
+        fewer = {size for size in self.decode_slots if size < self.num_slots}
+        return (*sorted(fewer), self.num_slots)
 
     def pool_sizes(self) -> tuple[int, ...]:
         """Pages that the cache may have, ascending; each holds an episode."""

@@ -72,6 +72,8 @@ class Slots:
         self._versions = np.zeros(per_token, np.int32)
         experts = settings.experts_read
         self.experts = None if experts is None else np.zeros((*per_token, *experts), np.int16)
+        # Tokens whose experts the turn has drawn from: they stand, whoever reads the tokens again.
+        self._drawn_from = np.zeros(per_slot, np.int32)
         # Of the turn, chunk by chunk: rows of a vocabulary are too large to hold for every token.
         self._recorded: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_slots)]
         self._reused = np.zeros(per_slot, np.int32)
@@ -114,6 +116,7 @@ class Slots:
         self.reading[slot, start:] = FED
         self.reading[slot, start : length - 1] = how
         self.starts[slot], self._reread[slot] = start, False
+        self._drawn_from[slot] = 0
         self.lengths[slot] = self.firsts[slot] = length
         self._reused[slot] = self.cached[slot]
         self.matching[slot] = self.settings.shares and (not start or self.cached[slot] < start)
@@ -155,7 +158,8 @@ class Slots:
         self.cached[slot] = length
         self._reused[slot] = max(self._reused[slot], min(length, self.firsts[slot]))
         if self.experts is not None:
-            self.experts[slot, :length] = self.experts[source, :length]
+            new = slice(self._drawn_from[slot], length)
+            self.experts[slot, new] = self.experts[source, new]
         if not self.active[source]:  # of an active slot it tells the age
             self._touch(source)
 
@@ -191,31 +195,42 @@ class Slots:
         if self.settings.shares:
             self.matching |= self.active & self.fresh
 
-    def record(self, rows: decode.Rows, sampled: decode.Sampled, version: int) -> np.ndarray:
-        """Appends a chunk (numpy arrays) sampled by `version`; returns the slots that finished."""
+    def record(
+        self, of_slots: np.ndarray, rows: decode.Rows, sampled: decode.Sampled, version: int
+    ) -> dict[int, bool]:
+        """Appends a chunk (numpy arrays) sampled by `version` for `of_slots` [R].
+
+        Returns:
+          The slots that finished: whether by a stop token.
+        """
         first = rows.num_known - 1
-        sampling = rows.active & (rows.num_known == self.lengths - self.cached)
+        unread = (self.lengths - self.cached)[of_slots]
+        sampling = rows.active & (rows.num_known == unread)
         counts = np.where(sampling, sampled.counts, 0)  # the others were only read again
         all_steps = np.arange(len(sampled.tokens))[:, None]
-        steps, slots = np.nonzero((all_steps >= first) & (all_steps < first + counts))
-        at = self.lengths[slots] + steps - first[slots]
-        self.tokens[slots, at] = sampled.tokens[steps, slots]
-        self._logprobs[slots, at] = sampled.logprobs[steps, slots]
-        self._untruncated[slots, at] = sampled.untruncated_logprobs[steps, slots]
-        self._entropies[slots, at] = sampled.entropies[steps, slots]
+        steps, row = np.nonzero((all_steps >= first) & (all_steps < first + counts))
+        slots = of_slots[row]
+        at = self.lengths[slots] + steps - first[row]
+        self.tokens[slots, at] = sampled.tokens[steps, row]
+        self._logprobs[slots, at] = sampled.logprobs[steps, row]
+        self._untruncated[slots, at] = sampled.untruncated_logprobs[steps, row]
+        self._entropies[slots, at] = sampled.entropies[steps, row]
         self._versions[slots, at] = version
-        self._keep_rows(sampled, first, counts)
+        self._keep_rows(of_slots, sampled, first, counts)
         # A step reads one token; the newest sampled one has not been read.
         read = np.minimum(rows.num_known + np.maximum(sampled.counts - 1, 0), sampled.steps)
         read = np.where(rows.active, read, 0)
         if self.experts is not None:
-            steps, slots = np.nonzero(all_steps < read)
-            at = self.cached[slots] + steps
-            self.experts[slots, at] = sampled.expert_ids[steps, slots]
-        self.cached += read
-        self.lengths += counts
-        self.budgets -= counts
-        return np.flatnonzero(sampling & (sampled.stopped | (self.budgets == 0)))
+            steps, row = np.nonzero(all_steps < read)
+            at = self.cached[of_slots[row]] + steps
+            self._write_experts(of_slots[row], at, sampled.expert_ids[steps, row])
+        self.cached[of_slots] += read
+        drawn = of_slots[counts > 0]
+        self._drawn_from[drawn] = self.cached[drawn]
+        self.lengths[of_slots] += counts
+        self.budgets[of_slots] -= counts
+        ended = sampling & (sampled.stopped | (self.budgets[of_slots] == 0))
+        return dict(zip(of_slots[ended].tolist(), sampled.stopped[ended].tolist(), strict=True))
 
     def record_prefill(
         self, of_slots: np.ndarray, rows: decode.PrefillRows, experts: np.ndarray
@@ -224,7 +239,7 @@ class Slots:
         columns = np.arange(self.settings.page_size)
         row, column = np.nonzero((columns >= rows.first[:, None]) & (columns < rows.last[:, None]))
         at = rows.page_index[row] * self.settings.page_size + column
-        self.experts[of_slots[row], at] = experts[row, column]
+        self._write_experts(of_slots[row], at, experts[row, column])
 
     def new_tokens(self, slot: int) -> np.ndarray:
         """What the turn has sampled."""
@@ -288,11 +303,19 @@ class Slots:
         self._clock += 1
         self.touched[slot] = self._clock
 
-    def _keep_rows(self, sampled: decode.Sampled, first: np.ndarray, counts: np.ndarray) -> None:
-        for slot in np.flatnonzero(counts * self.wanted).tolist() if sampled.recorded else ():
-            steps = slice(first[slot], first[slot] + counts[slot])
-            chunk = {name: array[steps, slot].copy() for name, array in sampled.recorded.items()}
-            self._recorded[slot].append(chunk)
+    def _keep_rows(
+        self,
+        of_slots: np.ndarray,
+        sampled: decode.Sampled,
+        first: np.ndarray,
+        counts: np.ndarray,
+    ) -> None:
+        if not sampled.recorded:
+            return
+        for row in np.flatnonzero(counts * self.wanted[of_slots]).tolist():
+            steps = slice(first[row], first[row] + counts[row])
+            chunk = {name: array[steps, row].copy() for name, array in sampled.recorded.items()}
+            self._recorded[of_slots[row]].append(chunk)
 
     def _sampled(
         self, slot: int, columns: slice, finish_reason: str, **further: Any
@@ -319,6 +342,11 @@ class Slots:
                     found.setdefault(name, []).extend(part.tolist())
             at += size
         return found
+
+    def _write_experts(self, of_tokens: np.ndarray, at: np.ndarray, experts: np.ndarray) -> None:
+        """Of tokens [N] that have been read, by slot and place."""
+        new = at >= self._drawn_from[of_tokens]
+        self.experts[of_tokens[new], at[new]] = experts[new]
 
     def _read_experts(self, slot: int) -> dict[str, Any]:
         if self.experts is None:

@@ -13,7 +13,7 @@ from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import local_client
 from jaxrl_single.weights import base as weights_base
 
-_PINNED_ENGINES = 2  # versions under evaluation whose weights are held at once
+_PINNED_ENGINES = 2  # held at once; more only while all of them are in use
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,8 @@ class Engines:
         self._weights = weights
         self._newest_seen = -1
         self._pinned: collections.OrderedDict[int, engine_lib.Engine] = collections.OrderedDict()
-        self._lock = threading.Lock()  # of the pinned engines and of loading
+        self._lock = threading.Lock()  # of the pinned engines
+        self._loading = threading.Lock()  # one at a time; it takes long
 
     def follow(self) -> None:
         """Loads the newest version when it is new; one that was loaded by hand stays until then.
@@ -83,15 +84,16 @@ class Engines:
         """
         if version is None:
             return self.following
-        with self._lock:
-            if version not in self._pinned:
-                self._add_pinned(version)
-            self._pinned.move_to_end(version)
-            return self._pinned[version]
+        with self._loading:
+            engine = self._find_pinned(version)
+            return self._add_pinned(version) if engine is None else engine
 
     def client_for(self, ticket: types.Ticket) -> client.SamplerClient:
         """The sampler of a ticket in this process: pinned to its version, or following."""
         return local_client.LocalClient(self.engine_for(ticket.policy_version))
+
+    async def close_clients(self) -> None:
+        """Closes what the clients hold of this event loop, which is nothing in this process."""
 
     def check(self) -> None:
         """Raises RuntimeError with what ended an engine."""
@@ -112,13 +114,28 @@ class Engines:
         params, _ = self._weights.fetch(version)
         self.following.load_weights(version, params)
 
-    def _add_pinned(self, version: int) -> None:
+    def _find_pinned(self, version: int) -> engine_lib.Engine | None:
+        with self._lock:
+            if version in self._pinned:
+                self._pinned.move_to_end(version)
+            return self._pinned.get(version)
+
+    def _add_pinned(self, version: int) -> engine_lib.Engine:
         params, _ = self._weights.fetch(version)
-        while len(self._pinned) >= _PINNED_ENGINES:
-            self._pinned.popitem(last=False)[1].stop()
+        for engine in self._take_idle():
+            engine.stop()
         engine = self._make(params, version)
         engine.start()
-        self._pinned[version] = engine
+        with self._lock:
+            self._pinned[version] = engine
+        return engine
+
+    def _take_idle(self) -> list[engine_lib.Engine]:
+        """Takes out what has to go for one more, longest unasked first; nobody waits for it."""
+        with self._lock:
+            too_many = len(self._pinned) + 1 - _PINNED_ENGINES
+            idle = [version for version, engine in self._pinned.items() if not engine.in_use]
+            return [self._pinned.pop(version) for version in idle[: max(0, too_many)]]
 
     def _all(self) -> list[engine_lib.Engine]:
         with self._lock:

@@ -38,11 +38,11 @@ class Loop:
       rollouts: orders and collects episodes; its weights are published already.
       train_step: see trainer/step.py.
       pack: trajectories -> TokenBatch on the host, with what the algorithm reads.
-      pack_evaluation: the same with what evaluations record: tokens, and the choice of experts
-        if the trainer replays it.
+      pack_evaluation: the same on the devices with what evaluations record: tokens, and the choice
+        of experts if the trainer replays it.
       place: puts a batch onto the devices.
       mismatch: see trainer/score.py; used on evaluations, whose weights are known exactly.
-      fetch: version -> its published parameters.
+      fetch: version -> its published parameters, on the devices.
       records: metrics, status, evaluations.
       save: (step, state) -> seconds; writes a checkpoint.
       prefer_tasks: takes the algorithm's state; orders tasks as often as that says.

@@ -55,7 +55,7 @@ class Settings:
 
     batch_size: int
     group_size: int
-    depth: int  # batches that may be open at once: admission control
+    open_batches: int  # at most so many at once: admission control
     max_staleness: int
     temperature: float
     max_consecutive_errors: int
@@ -119,7 +119,9 @@ class Rollouts:
         version = max(self.version, self._newest_published()) + 1
         self.params_sha256 = self._weights.publish(version, params, metadata={"step": step})
         self.version = version
-        pinned = {t.policy_version for t in self.book.in_flight("eval")} - {None}
+        # Those of finished evaluations too, which are still to be scored again.
+        evaluating = (*self.book.in_flight("eval"), *self.book.stored("eval"))
+        pinned = {ticket.policy_version for ticket in evaluating} - {None}
         self._weights.prune(self.settings.keep_versions, pinned)
         self.backend.serve(version, params)
         return version
@@ -146,24 +148,32 @@ class Rollouts:
 
         With `wanted`, no more than that many trajectories are in flight or ready together.
         """
-        room = self.book.room(
-            max_staleness=self.settings.depth - 1, batch_size=self.settings.batch_size
-        )
+        in_flight, group_size = len(self.book.in_flight()), self.settings.group_size
+        room = self.book.room(self.settings.open_batches * self.settings.batch_size)
         if wanted is not None:
-            room = min(room, wanted - len(self.book.in_flight()) - len(self._ready))
+            room = min(room, wanted - in_flight - len(self._ready))
+        if room > 0 and not in_flight:
+            # A group that lost a member for good leaves room for less than a group.
+            room = max(room, group_size)
         self._send(
             self.book.issue(
                 room,
                 purpose=purpose,
                 temperature=self.settings.temperature,
-                group_size=self.settings.group_size,
+                group_size=group_size,
             )
         )
 
-    def take(self, count: int, *, purpose: str, wanted: int | None = None) -> Taken:
+    def take(
+        self, count: int, *, purpose: str, wanted: int | None = None, whole_groups: bool = True
+    ) -> Taken:
         """Waits for `count` trajectories that are fresh enough at this moment.
 
         While it waits, it tops up; `wanted` as there.
+
+        Args:
+          whole_groups: a group comes when its last member has ended, and in one batch. One that
+            lost members for good is smaller, and then there may be less than `count`.
 
         Raises:
           RolloutFailed: too many failures in a row, or nothing arrived for too long.
@@ -177,14 +187,13 @@ class Rollouts:
             self.backend.check()
             self.collect()
             dropped += self._drop_stale()
-            if len(self._ready) >= count:
+            if batch := self._choose(count, whole_groups=whole_groups):
                 break
             self.top_up(purpose=purpose, wanted=wanted)
             self._wait()
-        if self.settings.in_ticket_order:
-            self._ready.sort(key=lambda trajectory: trajectory.ticket)
-        batch, self._ready = self._ready[:count], self._ready[count:]
         keys = [trajectory.key for trajectory in batch]
+        taken = set(keys)
+        self._ready = [one for one in self._ready if one.key not in taken]
         self.book.mark_trained(keys)
         self._finished += keys
         return Taken(batch, dropped, time.monotonic() - began)
@@ -289,6 +298,24 @@ class Rollouts:
     def _send(self, batch: Sequence[types.Ticket]) -> None:
         if batch:
             self.backend.send(batch)
+
+    def _choose(self, count: int, *, whole_groups: bool) -> list[types.Trajectory]:
+        """The next batch, [] while it is not complete."""
+        if self.settings.in_ticket_order:
+            self._ready.sort(key=lambda trajectory: trajectory.ticket)
+        if not whole_groups:
+            return self._ready[:count] if len(self._ready) >= count else []
+        running = {ticket.group_id for ticket in self.book.in_flight()}
+        groups: dict[int, list[types.Trajectory]] = collections.defaultdict(list)
+        for trajectory in self._ready:
+            if trajectory.group_id not in running:
+                groups[trajectory.group_id].append(trajectory)
+        batch: list[types.Trajectory] = []
+        for members in groups.values():
+            if len(batch) + len(members) > count:
+                return batch
+            batch += members
+        return batch if len(batch) == count else []
 
     def _arrive(self, key: str) -> None:
         self._last_arrival = time.monotonic()

@@ -8,6 +8,7 @@ of the engine.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import os
@@ -97,6 +98,7 @@ def make_engine(
         page_size=config.sampler.page_size,
         cache_tokens=config.sampler.cache_tokens,
         cache_sizes=tuple(config.sampler.cache_sizes),
+        decode_slots=tuple(config.sampler.decode_slots),
         prefix_cache=config.sampler.prefix_cache,
         prefill_pages=tuple(config.sampler.prefill_pages),
         max_fed_tokens=config.sampler.max_fed_tokens,
@@ -125,15 +127,25 @@ def _make_engines(
     policy, _ = build.models(config, world.language.vocab_size)
     make = functools.partial(make_engine, config, policy, text_of=world.text.decode)
     weights = filesystem.FileWeights(weights_directory(config, paths), workdir.run_id_of(paths))
+    record = _with_alternatives(config, build.evaluation_record(config))
+    pinned = functools.partial(make, record=record)
     if config.rollout.client == "vllm":
         following = vllm_sampler.make(config, paths, policy)
+        engines = vllm_sampler.VllmEngines(following, pinned, weights)
     else:
         params = policy.init(jax.random.key(config.seed))
-        following = make(params, -1, record=build.record(config))
+        following = make(params, -1, record=_with_alternatives(config, build.record(config)))
         following.warm_up()
+        engines = engines_lib.Engines(following, pinned, weights)
     following.start()
-    pinned = functools.partial(make, record=build.evaluation_record(config))
-    return engines_lib.Engines(following, pinned, weights)
+    return engines
+
+
+def _with_alternatives(config: ml_collections.ConfigDict, record: types.Record) -> types.Record:
+    """With the likeliest tokens that OpenAI's endpoints may be asked for."""
+    if config.rollout.client != "http":
+        return record
+    return dataclasses.replace(record, topk=max(record.topk, config.sampler.top_logprobs))
 
 
 async def _serve(
@@ -147,9 +159,6 @@ async def _serve(
     beat: Callable[[], None],
 ) -> None:
     follower = asyncio.create_task(_follow(engines, paths, name))
-    client_for = engines.client_for
-    if config.rollout.client == "vllm":
-        client_for = vllm_sampler.client_for(engines)
 
     def ended() -> bool:
         return stopping() or follower.done()
@@ -161,15 +170,15 @@ async def _serve(
         if config.rollout.client == "http":
             await _serve_http(config, paths, world.text, engines, name, ended=ended, beat=beat)
         else:
-            await rollout_process.make_scheduler(config, paths, world, client_for, beat=beat).run(
-                ended
+            scheduler = rollout_process.make_scheduler(
+                config, paths, world, engines.client_for, beat=beat
             )
+            await scheduler.run(ended)
         if follower.done():
             follower.result()
     finally:
         follower.cancel()
-        if config.rollout.client == "vllm":
-            await engines.following.client.close()
+        await engines.close_clients()
 
 
 async def _serve_http(
@@ -192,7 +201,8 @@ async def _serve_http(
         idle_s=config.sampler.idle_s,
         max_tokens_limit=config.env.max_tokens,
         model_name=config.model.path or config.model.size,
-        max_top_logprobs=build.record(config).topk,
+        max_top_logprobs=config.sampler.top_logprobs,
+        topk=build.record(config).topk,
         tool_format=config.env.tool_format,
     )
     try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,59 +14,13 @@ from jaxrl_single import store as store_lib
 from jaxrl_single import workdir
 from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
-from jaxrl_single.data import packing, prompts, tickets, token_batch
+from jaxrl_single.data import packing, prompts, tickets
 from jaxrl_single.models import api
 from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import kl_step, optim
-from jaxrl_single.trainer import mesh as mesh_lib
 from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import base as weights_base
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where arrays lie: on one device as they come, or split over a mesh.
-
-    Attributes:
-      state: puts a ModelState or TrainState.
-      parameters: shapes of parameters -> their shardings.
-      batch: puts a TokenBatch.
-      shardings: state -> its shardings; None on one device.
-      mesh: None on one device.
-    """
-
-    state: Callable[[Any], Any]
-    parameters: Callable[[api.Params], api.Params]
-    batch: Callable[[token_batch.TokenBatch], token_batch.TokenBatch]
-    shardings: Callable[[Any], Any]
-    mesh: jax.sharding.Mesh | None
-
-
-def placement(config: ml_collections.ConfigDict) -> Placement:
-    """The mesh of `config.trainer.mesh`.
-
-    Raises:
-      ValueError: there are not as many devices as its sizes say.
-    """
-    sizes = config.trainer.mesh.to_dict()
-    if math.prod(sizes.values()) == 1:
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        return Placement(
-            state=lambda state: state,
-            parameters=lambda params: jax.tree.map(lambda _: device, params),
-            batch=jax.device_put,
-            shardings=lambda state: None,
-            mesh=None,
-        )
-    mesh = mesh_lib.make_mesh(sizes)
-    return Placement(
-        state=functools.partial(mesh_lib.put_state, mesh=mesh),
-        parameters=functools.partial(mesh_lib.parameter_shardings, mesh=mesh),
-        batch=functools.partial(mesh_lib.put_batch, mesh=mesh),
-        shardings=functools.partial(mesh_lib.state_shardings, mesh=mesh),
-        mesh=mesh,
-    )
 
 
 def optimizers(
@@ -151,7 +103,7 @@ def make_rollouts(
         weights=weights,
         backend=backend,
         eval_tasks=world.eval_tasks,
-        settings=_settings(config),
+        settings=rollout_settings(config),
     )
 
 
@@ -191,13 +143,18 @@ def used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> li
     return [int(key.partition("-")[0]) for key in keys]
 
 
-def _settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
+def rollout_settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
+    """What the trainer's end of rollout reads of a config."""
     sync = config.mode == "sync"
+    # In sync mode the queue is what makes work stale: batches wait `lag` steps in it.
+    if sync:
+        open_batches = config.sync.lag + 1
+    else:
+        open_batches = config.rollout.open_batches or config.rl.max_staleness + 1
     return rollouts.Settings(
         batch_size=config.batch.num_trajectories,
         group_size=config.rl.group_size,
-        # In sync mode the queue is what makes work stale: batches wait `lag` steps in it.
-        depth=1 + (config.sync.lag if sync else config.rl.max_staleness),
+        open_batches=open_batches,
         max_staleness=config.rl.max_staleness,
         temperature=config.rollout.temperature,
         max_consecutive_errors=config.rollout.max_consecutive_errors,

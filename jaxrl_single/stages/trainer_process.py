@@ -19,13 +19,14 @@ import jax
 import ml_collections
 
 from jaxrl_single import checkpoint as checkpoint_lib
-from jaxrl_single import workdir
-from jaxrl_single.data import ticket_files
+from jaxrl_single import types, workdir
+from jaxrl_single.data import ticket_files, token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import (
     build,
     gate,
     initial,
+    placement,
     records,
     rl,
     rollouts,
@@ -87,13 +88,13 @@ class Trainer:
         world_lib.save_text(config, self.world, paths.tokenizer)
         self.policy, self.critic = build.models(config, self.world.language.vocab_size)
         self.algorithm = build.algorithm(config)
+        self.placement = placement.make(config)
         self.pack = build.packer(config)
         self.routing = build.routing(config, self.policy.config)
-        self.pack_evaluation = build.packer(config, routing=self.routing)
+        self._pack_evaluation = build.packer(config, routing=self.routing)
         self.weights = filesystem.FileWeights(
             sampler_process.weights_directory(config, paths), workdir.run_id_of(paths)
         )
-        self.placement = trainer_parts.placement(config)
         self.rollouts = trainer_parts.make_rollouts(
             config, paths, self.world, self.policy, self.weights, stopping=stopping, tick=beat
         )
@@ -148,6 +149,7 @@ class Trainer:
             demos,
             section,
             build.packer(self.config, num_trajectories=section.batch_size),
+            placement=self.placement,
             seed=self.config.seed,
             report=functools.partial(self._report, "warm_start", section.num_steps),
         )
@@ -180,7 +182,7 @@ class Trainer:
         trajectories = []
         while (missing := section.num_trajectories - len(trajectories)) > 0:
             size = min(missing, self.config.batch.num_trajectories)
-            taken = self.rollouts.take(size, purpose=purpose, wanted=missing)
+            taken = self.rollouts.take(size, purpose=purpose, wanted=missing, whole_groups=False)
             trajectories += taken.trajectories
         critic_params, explained = value_pretraining.train(
             self.critic,
@@ -188,6 +190,7 @@ class Trainer:
             trajectories,
             section,
             self.pack,
+            placement=self.placement,
             batch_size=self.config.batch.num_trajectories,
             discount=self.algorithm.advantage.hyperparameters["discount"],
             critic_lambda=self.algorithm.advantage.hyperparameters["critic_lambda"],
@@ -323,7 +326,7 @@ class Trainer:
             pack_evaluation=self.pack_evaluation,
             place=self.placement.batch,
             mismatch=self.mismatch,
-            fetch=lambda version: self.weights.fetch(version)[0],
+            fetch=lambda version: self.placement.put(self.weights.fetch(version)[0]),
             records=self.records,
             save=functools.partial(self._save, checkpoints),
             prefer_tasks=functools.partial(
@@ -332,6 +335,10 @@ class Trainer:
             compilations=lambda: self._compilations.count,
             sampler_stats=functools.partial(sampler_process.read_stats, self.paths),
         )
+
+    def pack_evaluation(self, episodes: list[types.Trajectory]) -> token_batch.TokenBatch:
+        """A batch on the devices of what evaluations record: tokens, and the choice of experts."""
+        return self.placement.batch(self._pack_evaluation(episodes))
 
     def _checkpoints(self, stage: str) -> checkpoint_lib.Checkpoints:
         return checkpoint_lib.Checkpoints(

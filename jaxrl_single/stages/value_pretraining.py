@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_single import types
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
+from jaxrl_single.stages import placement as placement_lib
 from jaxrl_single.trainer import optim, value_step
 from jaxrl_single.trainer import state as state_lib
 
@@ -25,6 +26,7 @@ def train(
     section: ml_collections.ConfigDict,
     pack: Pack,
     *,
+    placement: placement_lib.Placement,
     batch_size: int,
     discount: float,
     critic_lambda: float,
@@ -34,8 +36,8 @@ def train(
     """Trains all of the critic until held-out explained variance stops rising.
 
     Returns:
-      The parameters at the best measurement, and its explained variance (NaN when returns
-      do not vary on the held-out rollouts).
+      The parameters at the best measurement, and its explained variance; the last parameters and
+      NaN when returns do not vary on the held-out rollouts.
     """
     num_held_out = max(1, round(section.held_out_fraction * len(trajectories)))
     held_out = _batches(trajectories[:num_held_out], pack, batch_size)
@@ -45,17 +47,20 @@ def train(
         params, rules=optim.ALL_TRAIN, transforms={"train": adamw}, clip_norm=1.0
     )
     hyper = {"discount": discount, "critic_lambda": critic_lambda}
-    step = value_step.make_value_step(critic, optimizer, **hyper)
+    state = placement.state(state_lib.init_model_state(params, optimizer))
+    shardings = placement.shardings(state)
+    step = value_step.make_value_step(critic, optimizer, **hyper, state_shardings=shardings)
     predict = value_step.make_predict(critic, **hyper)
-    state = state_lib.init_model_state(params, optimizer)
     best, best_params, unimproved = -np.inf, jax.device_get(state.params), 0
     rng = np.random.default_rng([seed, 3])
     for number in range(1, section.max_steps + 1):
         chosen = rng.choice(len(training), size=min(batch_size, len(training)), replace=False)
-        state, metrics = step(state, pack([training[i] for i in chosen]))
+        state, metrics = step(state, placement.batch(pack([training[i] for i in chosen])))
         metrics = jax.device_get(metrics)
-        if number % section.eval_every == 0:
-            explained = value_step.explained_variance(predict, state.params, held_out)
+        if number % section.eval_every == 0 or number == section.max_steps:
+            explained = value_step.explained_variance(
+                predict, state.params, map(placement.batch, held_out)
+            )
             metrics["value_pretraining/explained_variance"] = explained
             unimproved += 1
             if explained > best:
@@ -63,7 +68,9 @@ def train(
         report(number, metrics)
         if unimproved >= section.patience:
             break
-    return best_params, float(best) if np.isfinite(best) else float("nan")
+    if not np.isfinite(best):
+        return state.params, float("nan")
+    return placement.put(best_params), float(best)
 
 
 def _batches(

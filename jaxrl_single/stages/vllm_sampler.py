@@ -171,6 +171,20 @@ class PinnedClient:
             await self._own.release(session)
 
 
+class VllmEngines(engines_lib.Engines):
+    """`Engines` whose `following` is a VllmSampler."""
+
+    def client_for(self, ticket: types.Ticket) -> client_lib.SamplerClient:
+        """See `engines.Engines`."""
+        if ticket.policy_version is None:
+            return self.following.client
+        return PinnedClient(self, ticket.policy_version)
+
+    async def close_clients(self) -> None:
+        """See `engines.Engines`."""
+        await self.following.client.close()
+
+
 def make(
     config: ml_collections.ConfigDict, paths: workdir.Workdir, policy: api.Policy
 ) -> VllmSampler:
@@ -213,16 +227,3 @@ def _check_needs(needs: tuple[str, ...], vocab_size: int) -> None:
             f"the algorithm reads {', '.join(found)}, which vLLM does not give with a vocabulary "
             f"of {vocab_size} tokens; use rollout.client=in_process or another algorithm"
         )
-
-
-def client_for(
-    engines: engines_lib.Engines,
-) -> Callable[[types.Ticket], client_lib.SamplerClient]:
-    """The client of each ticket, when `engines.following` is a VllmSampler."""
-
-    def choose(ticket: types.Ticket) -> client_lib.SamplerClient:
-        if ticket.policy_version is None:
-            return engines.following.client
-        return PinnedClient(engines, ticket.policy_version)
-
-    return choose

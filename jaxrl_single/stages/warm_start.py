@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl_single import types
 from jaxrl_single.models import api
 from jaxrl_single.rollout import episode, scripted
+from jaxrl_single.stages import placement as placement_lib
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import optim, supervised_step
 from jaxrl_single.trainer import state as state_lib
@@ -53,6 +54,7 @@ def train(
     section: ml_collections.ConfigDict,
     pack: Callable[[list[types.Trajectory]], object],
     *,
+    placement: placement_lib.Placement,
     seed: int,
     report: Report,
 ) -> api.Params:
@@ -68,12 +70,14 @@ def train(
     optimizer = optim.build(
         params, rules=optim.ALL_TRAIN, transforms={"train": adamw}, clip_norm=1.0
     )
-    step = supervised_step.make_supervised_step(policy, optimizer, chunk=LOGPROB_CHUNK)
-    state = state_lib.init_model_state(params, optimizer)
+    state = placement.state(state_lib.init_model_state(params, optimizer))
+    step = supervised_step.make_supervised_step(
+        policy, optimizer, chunk=LOGPROB_CHUNK, state_shardings=placement.shardings(state)
+    )
     rng = np.random.default_rng([seed, 1])
     for number in range(section.num_steps):
         chosen = rng.choice(len(demos), size=section.batch_size, replace=False)
-        state, metrics = step(state, pack([demos[i] for i in chosen]))
+        state, metrics = step(state, placement.batch(pack([demos[i] for i in chosen])))
         report(number + 1, jax.device_get(metrics))
     return state.params
 

@@ -56,6 +56,7 @@ NOT_NEGATIVE = (
     "rl.critic_only_steps",
     "rl.kl_budget",
     "rl.max_staleness",
+    "rollout.open_batches",
     "sync.lag",
     "eval.every_steps",
     "supervisor.max_restarts",
@@ -63,6 +64,10 @@ NOT_NEGATIVE = (
     "sampler.num_processes",
     "sampler.port",
 )
+
+
+# What a row may need, and no rollout of this package gives.
+NOT_SAMPLED = ("preference", "prompt value", "gold answer", "forks", "states")
 
 
 class ConfigError(ValueError):
@@ -73,6 +78,21 @@ def check(config: ConfigDict) -> None:
     """Raises ConfigError with all problems at once, each with the field and what is allowed."""
     parts = (_finite, _ranges, _batch_sizes, _processes, _contradictions)
     problems = [problem for part in parts for problem in part(config)]
+    if problems:
+        raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def check_algorithm(
+    config: ConfigDict, name: str, *, needs: tuple[str, ...], num_minibatches: int
+) -> None:
+    """The same for what an algorithm asks of the rest.
+
+    Args:
+      name: of its row.
+      needs: of algorithms/row.py, NEEDS.
+      num_minibatches: policy updates of a pass over a batch.
+    """
+    problems = list(_of_algorithm(config, name, needs, num_minibatches))
     if problems:
         raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
 
@@ -88,6 +108,33 @@ def _field(config: ConfigDict, path: str):
     for name in path.split("."):
         config = config[name]
     return config
+
+
+def _of_algorithm(
+    config: ConfigDict, name: str, needs: tuple[str, ...], num_minibatches: int
+) -> Iterator[str]:
+    rl, batch = config.rl, config.batch
+    if rl.critic_only_steps and "critic" not in needs:
+        yield (
+            f"rl.critic_only_steps is {rl.critic_only_steps}, and algorithm {name!r} has no "
+            "critic; set it to 0"
+        )
+    if missing := [need for need in needs if need in NOT_SAMPLED]:
+        yield (
+            f"algorithm.name is {name!r}, which needs {', '.join(missing)}: rollouts are "
+            "independent or in groups only; python -m jaxrl_single.run.score scores its losses"
+        )
+    if "groups" in needs and rl.group_size < 2:
+        yield (
+            f"rl.group_size is {rl.group_size}, and algorithm {name!r} compares the trajectories "
+            "of a group; use 2 or more"
+        )
+    for rows in batch.row_buckets:
+        if rows % (batch.rows_per_micro_batch * num_minibatches):
+            yield (
+                f"batch.row_buckets holds {rows}, not a multiple of batch.rows_per_micro_batch "
+                f"({batch.rows_per_micro_batch}) x algorithm.num_minibatches ({num_minibatches})"
+            )
 
 
 def _finite(config: ConfigDict) -> Iterator[str]:
@@ -136,6 +183,14 @@ def _batch_sizes(config: ConfigDict) -> Iterator[str]:
                 f"the largest of batch.row_buckets ({max(batch.row_buckets)}) is below "
                 f"{name} ({size}): long episodes would not fit"
             )
+    mesh = config.trainer.mesh
+    if batch.rows_per_micro_batch % max(1, mesh.data * mesh.fsdp):
+        yield (
+            f"batch.rows_per_micro_batch is {batch.rows_per_micro_batch}, not a multiple of "
+            f"trainer.mesh.data x fsdp ({mesh.data} x {mesh.fsdp}), over which rows are split"
+        )
+    if mesh.context != 1:
+        yield f"trainer.mesh.context is {mesh.context}: nothing is split over it yet; use 1"
     if config.rl.group_size > 0 and batch.num_trajectories % config.rl.group_size:
         yield "batch.num_trajectories must be a multiple of rl.group_size"
 
@@ -195,6 +250,15 @@ def _service(config: ConfigDict) -> Iterator[str]:
         )
 
 
+def _open_batches(config: ConfigDict) -> Iterator[str]:
+    count, most = config.rollout.open_batches, config.rl.max_staleness + 1
+    if config.mode != "sync" and count > most:
+        yield (
+            f"rollout.open_batches ({count}) exceeds rl.max_staleness + 1 ({most}): what comes "
+            "last would be too old"
+        )
+
+
 def _contradictions(config: ConfigDict) -> Iterator[str]:
     env, sampler = config.env, config.sampler
     if config.sync.lag > config.rl.max_staleness:
@@ -202,6 +266,7 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
             f"sync.lag ({config.sync.lag}) exceeds rl.max_staleness ({config.rl.max_staleness}): "
             "every trajectory would be dropped"
         )
+    yield from _open_batches(config)
     if config.mode == "local" and config.rl.max_staleness == 0:
         yield "rl.max_staleness is 0, which asynchronous training can't meet; use mode=sync"
     shape = None if config.model.path else sizes.SIZES.get(config.model.size)

@@ -9,6 +9,7 @@ the CPU when their devices are "cpu", else the run falls back to `sync`.
 import dataclasses
 import glob
 import os
+from collections.abc import Sequence
 
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 
@@ -34,22 +35,31 @@ class DevicePlan:
     message: str
 
 
-def detect() -> tuple[str, int]:
-    """(platform, chips) without importing jax; JAX_PLATFORMS=cpu wins over what is plugged in."""
+def detect() -> tuple[str, tuple[str, ...]]:
+    """(platform, its chips as VISIBLE names them) without importing jax.
+
+    JAX_PLATFORMS=cpu wins over what is plugged in, and so do the variables of VISIBLE, which a
+    cluster's scheduler may have set.
+    """
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
-        return "cpu", 1
-    gpus = glob.glob("/dev/nvidia[0-9]*")
-    if gpus:
-        visible = os.environ.get(VISIBLE["gpu"])
-        return "gpu", len(visible.split(",")) if visible else len(gpus)
-    chips = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
-    return ("tpu", len(chips)) if chips else ("cpu", 1)
+        return "cpu", ("0",)
+    plugged = {
+        "gpu": glob.glob("/dev/nvidia[0-9]*"),
+        "tpu": glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"),
+    }
+    for platform, found in plugged.items():
+        visible = os.environ.get(VISIBLE[platform])
+        chips = map(str, range(len(found))) if visible is None else visible.split(",")
+        usable = tuple(chip.strip() for chip in chips if chip.strip() not in ("", "-1"))
+        if found and usable:
+            return platform, usable
+    return "cpu", ("0",)
 
 
 def plan(
     mode: str,
     platform: str,
-    count: int,
+    chips: Sequence[str],
     *,
     trainer_devices: str,
     sampler_devices: str,
@@ -57,10 +67,11 @@ def plan(
     sampler_memory: float,
     num_samplers: int = 1,
 ) -> DevicePlan:
-    """Splits `count` chips of a platform between trainer and samplers.
+    """Splits the chips of a platform between trainer and samplers.
 
     Args:
       mode: of the config, "local" or "sync".
+      chips: names of those that may be used.
       trainer_memory, sampler_memory: fractions of one GPU that is shared; all samplers together.
       num_samplers: processes of this run; 0 = they are elsewhere, and the trainer takes all.
 
@@ -73,19 +84,19 @@ def plan(
         where = "CPU" if platform == "cpu" else f"{platform.upper()}, one process"
         return DevicePlan(mode, {}, nothing, f"devices: {where}")
     if num_samplers == 0:
-        message = f"devices: trainer on {count} {platform.upper()}, samplers elsewhere"
+        message = f"devices: trainer on {len(chips)} {platform.upper()}, samplers elsewhere"
         return DevicePlan(mode, {}, (), message)
     if sampler_devices == "cpu":
-        message = f"devices: trainer on {count} {platform.upper()}, sampler on CPU"
+        message = f"devices: trainer on {len(chips)} {platform.upper()}, sampler on CPU"
         return DevicePlan(mode, {}, ({"JAX_PLATFORMS": "cpu"},) * num_samplers, message)
-    if count == 1:
+    if len(chips) == 1:
         return _share_one(platform, trainer_memory, sampler_memory, num_samplers)
-    trainer, sampler = _split(count, trainer_devices, sampler_devices)
+    trainer, sampler = _split(chips, trainer_devices, sampler_devices)
     variable = VISIBLE[platform]
     return DevicePlan(
         mode,
         {variable: trainer},
-        tuple({variable: chips} for chips in _deal(sampler.split(","), num_samplers)),
+        tuple({variable: own} for own in _deal(sampler.split(","), num_samplers)),
         f"devices: {platform.upper()} {trainer} for the trainer, {sampler} for the sampler",
     )
 
@@ -119,7 +130,7 @@ def _share_one(
     return DevicePlan("local", {name: str(trainer_memory)}, (sampler_env,) * num_samplers, message)
 
 
-def _split(count: int, trainer_devices: str, sampler_devices: str) -> tuple[str, str]:
+def _split(chips: Sequence[str], trainer_devices: str, sampler_devices: str) -> tuple[str, str]:
     """Default: the first half trains, the second half samples."""
     if bool(trainer_devices) != bool(sampler_devices):
         raise DeviceError(
@@ -127,16 +138,15 @@ def _split(count: int, trainer_devices: str, sampler_devices: str) -> tuple[str,
             "--config.trainer.devices=0,1 --config.sampler.devices=2,3"
         )
     if not trainer_devices:
-        half = count // 2
-        return ",".join(map(str, range(half))), ",".join(map(str, range(half, count)))
+        half = len(chips) // 2
+        return ",".join(chips[:half]), ",".join(chips[half:])
     trainer, sampler = trainer_devices.split(","), sampler_devices.split(",")
     twice = sorted(set(trainer) & set(sampler))
     if twice:
         raise DeviceError(f"devices {', '.join(twice)} are given to trainer and sampler both")
-    valid = {str(chip) for chip in range(count)}
-    unknown = sorted(set(trainer + sampler) - valid)
+    unknown = sorted(set(trainer + sampler) - set(chips))
     if unknown:
         raise DeviceError(
-            f"there is no device {', '.join(unknown)}; this machine has 0 to {count - 1}"
+            f"there is no device {', '.join(unknown)}; this run may use {', '.join(chips)}"
         )
     return ",".join(trainer), ",".join(sampler)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_single import workdir
 
 # Fields that may differ on a rerun, because they do not change what is learnt: how long, how
-# often to look and to save, and which machine does the work.
+# often to look and to save, which machine does the work, and sizes that only change rounding.
 FREE_FIELDS = (
     "rl.num_steps",  # may only be raised
     "eval.every_steps",
@@ -17,6 +17,15 @@ FREE_FIELDS = (
     "trainer.no_progress_s",
     "trainer.devices",
     "trainer.memory_fraction",
+    "sampler.num_slots",
+    "sampler.decode_chunk",
+    "sampler.decode_slots",
+    "sampler.page_size",
+    "sampler.cache_tokens",
+    "sampler.cache_sizes",
+    "sampler.prefix_cache",
+    "sampler.prefill_pages",
+    "sampler.max_fed_tokens",
     "sampler.devices",
     "sampler.memory_fraction",
     "sampler.num_processes",
@@ -25,6 +34,7 @@ FREE_FIELDS = (
     "sampler.token_file",
     "sampler.max_waiting",
     "sampler.idle_s",
+    "sampler.top_logprobs",
     "rollout.client",
     "rollout.sampler_urls",
     "rollout.sampler_patience_s",
@@ -37,8 +47,7 @@ FREE_FIELDS = (
     "supervisor.heartbeat_s",
     "supervisor.stop_timeout_s",
 )
-# What a sampler reads of a config, and in which of that the samplers of one run may differ: where
-# they are, and sizes that only change rounding.
+# What a sampler reads of a config, and in which of that the samplers of one run may differ.
 _OF_SAMPLERS = (
     "seed",
     "model.",
@@ -50,13 +59,6 @@ _OF_SAMPLERS = (
 )
 _FREE_FOR_SAMPLERS = (
     *(name for name in FREE_FIELDS if name.startswith("sampler.")),
-    "sampler.num_slots",
-    "sampler.decode_chunk",
-    "sampler.page_size",
-    "sampler.cache_tokens",
-    "sampler.prefill_pages",
-    "sampler.max_fed_tokens",
-    "sampler.prefix_cache",
     "weights.keep",
 )
 _MISSING = "(no such field)"

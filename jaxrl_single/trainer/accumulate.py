@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_single.data import token_batch
 from jaxrl_single.trainer import optim
@@ -110,12 +109,12 @@ def gradients(
 
 def update(
     params: optim.Params,
-    opt_state: optax.OptState,
+    opt_state: optim.OptState,
     optimizer: optim.Optimizer,
     found: Gradients,
     *,
     num_tokens: jax.Array,
-) -> tuple[optim.Params, optax.OptState]:
+) -> tuple[optim.Params, optim.OptState]:
     """Applies the gradients, or changes nothing (no decay, no momentum, no count).
 
     Nothing changes when no token enters the loss, or when loss or gradient is not finite.

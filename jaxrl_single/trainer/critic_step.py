@@ -6,7 +6,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
@@ -37,12 +36,12 @@ def critic_updates(
     critic: api.Critic,
     optimizer: optim.Optimizer,
     params: optim.Params,
-    opt_state: optax.OptState,
+    opt_state: optim.OptState,
     batch: token_batch.TokenBatch,
     targets: Targets,
     *,
     num_steps: int,
-) -> tuple[optim.Params, optax.OptState, accumulate.Gradients]:
+) -> tuple[optim.Params, optim.OptState, accumulate.Gradients]:
     """`num_steps` updates in one `lax.scan`, so the program does not grow with their number.
 
     Returns:
@@ -98,7 +97,7 @@ def metrics(
     values_before: jax.Array,
     targets: Targets,
     found: accumulate.Gradients,
-    opt_state: optax.OptState,
+    opt_state: optim.OptState,
     batch: token_batch.TokenBatch,
 ) -> dict[str, jax.Array]:
     """How good the critic was on a batch that it had not seen, and how its updates went."""

@@ -33,39 +33,38 @@ class Budget:
 
 def shorten(
     policy: api.Policy,
-    before: optim.Params,
-    proposed: optim.Params,
+    optimizer: optim.Optimizer,
+    before: tuple[optim.Params, optim.OptState],
+    proposed: tuple[optim.Params, optim.OptState],
     batch: token_batch.TokenBatch,
     *,
     budget: Budget,
     chunk: int,
-) -> tuple[optim.Params, dict[str, jax.Array]]:
+) -> tuple[tuple[optim.Params, optim.OptState], dict[str, jax.Array]]:
     """Parameters on the line from `before` to `proposed`, as far as the budget allows.
 
     Two forward passes over the batch.
 
     Args:
-      before, proposed: parameters around the update.
+      before, proposed: parameters and the optimiser's state around the update.
       batch: per-token arrays [M, B, T]; its loss tokens count.
       chunk: tokens per row whose logits exist at one time.
 
     Returns:
-      params, metrics ("policy/predicted_kl" of the whole step in nats per token,
+      (params, opt_state), and metrics ("policy/predicted_kl" of the whole step in nats per token,
       "policy/step_scale").
     """
     denominator = accumulate.loss_tokens(batch)
 
     def share(micro):
-        per_token = forward.position_kl(policy, before, proposed, micro, chunk=chunk)
+        per_token = forward.position_kl(policy, before[0], proposed[0], micro, chunk=chunk)
         return masked.mean(per_token, micro.loss_mask, denominator=denominator)
 
     predicted = accumulate.forward(share, batch).sum()
     scale = kl_budget.step_scale(predicted, budget=budget.nats, max_scale=budget.max_scale)
-    step = jax.tree.map(_difference, proposed, before)
-    step = kl_budget.scaled_step(step, scale)
-    params = jax.tree.map(lambda old, by: (old + by).astype(old.dtype), before, step)
-    return params, {"policy/predicted_kl": predicted, "policy/step_scale": scale}
-
-
-def _difference(new: jax.Array, old: jax.Array) -> jax.Array:
-    return new.astype(jnp.float32) - old.astype(jnp.float32)
+    # What the parameters cannot show yet, for they are narrow, is kept: it adds up.
+    scale = jnp.where((predicted == 0) & (denominator > 0), 1.0, scale)
+    old, new = (optim.values(*state, optimizer) for state in (before, proposed))
+    step = kl_budget.scaled_step(jax.tree.map(jnp.subtract, new, old), scale)
+    moved = optim.with_values(*proposed, optimizer, jax.tree.map(jnp.add, old, step))
+    return moved, {"policy/predicted_kl": predicted, "policy/step_scale": scale}

@@ -18,6 +18,23 @@ import optax
 
 Params = dict[str, Any]  # nested dict of arrays
 
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OptState:
+    """What an optimiser keeps between updates.
+
+    Attributes:
+      slots: of the transformation, float32 whatever the parameters are.
+      masters: the trained leaves in float32 where the parameters are narrower. A bfloat16 has 8
+        bits, so an update of less than a 500th of a parameter would be rounded away every time;
+        here updates add up, and the parameter follows. {} if all parameters are float32.
+    """
+
+    slots: optax.OptState
+    masters: Params
+
+
 FROZEN = "frozen"
 # Rules that freeze nothing but what has no gradient, which weight decay would shrink.
 ALL_TRAIN = ((".*/router/bias", FROZEN), (".*", "train"))
@@ -35,9 +52,11 @@ class Optimizer:
     labels: Params
     transform: optax.GradientTransformation
 
-    def init(self, params: Params) -> optax.OptState:
-        """Slots of the trained leaves, float32 whatever the parameters are."""
-        return self.transform.init(_float32(trainable(params, self.labels)))
+    def init(self, params: Params) -> OptState:
+        """The state before the first update of these parameters."""
+        trained = trainable(params, self.labels)
+        wide = _float32(trained)
+        return OptState(self.transform.init(wide), trainable(wide, _widths(trained)))
 
 
 def build(
@@ -75,17 +94,33 @@ def build(
 
 
 def apply(
-    params: Params, opt_state: optax.OptState, optimizer: Optimizer, gradients: Params
-) -> tuple[Params, optax.OptState]:
+    params: Params, opt_state: OptState, optimizer: Optimizer, gradients: Params
+) -> tuple[Params, OptState]:
     """One update from the gradients of the trained leaves; frozen leaves are passed through.
 
-    The arithmetic is float32; the result is rounded to the dtype of the parameter once.
+    The arithmetic is float32, and so is what the next update starts from.
     """
+    wide = values(params, opt_state, optimizer)
+    updates, slots = optimizer.transform.update(_float32(gradients), opt_state.slots, wide)
+    opt_state = dataclasses.replace(opt_state, slots=slots)
+    return with_values(params, opt_state, optimizer, jax.tree.map(jnp.add, wide, updates))
+
+
+def values(params: Params, opt_state: OptState, optimizer: Optimizer) -> Params:
+    """The trained leaves in float32: the masters where there are any."""
     trained = trainable(params, optimizer.labels)
-    wide = _float32(trained)
-    updates, opt_state = optimizer.transform.update(_float32(gradients), opt_state, wide)
-    moved = jax.tree.map(lambda old, p, u: (p + u).astype(old.dtype), trained, wide, updates)
-    return merge(moved, frozen(params, optimizer.labels)), opt_state
+    return merge(frozen(trained, _widths(trained)), opt_state.masters)
+
+
+def with_values(
+    params: Params, opt_state: OptState, optimizer: Optimizer, wide: Params
+) -> tuple[Params, OptState]:
+    """Both with these values (float32) of the trained leaves; parameters are rounded to nearest."""
+    trained = trainable(params, optimizer.labels)
+    rounded = jax.tree.map(lambda old, new: new.astype(old.dtype), trained, wide)
+    masters = trainable(wide, _widths(trained))
+    moved = merge(rounded, frozen(params, optimizer.labels))
+    return moved, dataclasses.replace(opt_state, masters=masters)
 
 
 def adamw(
@@ -101,9 +136,9 @@ def adamw(
     return with_memory(learning_rate=learning_rate, **constants)
 
 
-def last_learning_rate(opt_state: optax.OptState) -> jax.Array:
+def last_learning_rate(opt_state: OptState) -> jax.Array:
     """Of the newest update of the first label, f32; NaN if its transform does not remember it."""
-    found = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+    found = optax.tree_utils.tree_get_all_with_path(opt_state.slots, "learning_rate")
     return jnp.float32(found[0][1]) if found else jnp.float32(jnp.nan)
 
 
@@ -202,6 +237,11 @@ def table(params: Params, labels: Params) -> str:
         sizes[chosen] += leaf.size
     totals = [f"{chosen:<10} {size:,} parameters" for chosen, size in sorted(sizes.items())]
     return "\n".join(lines + totals)
+
+
+def _widths(tree: Params) -> Params:
+    """Labels of a tree of parameters: "narrow", or FROZEN where there is nothing to widen."""
+    return jax.tree.map(lambda leaf: FROZEN if leaf.dtype == jnp.float32 else "narrow", tree)
 
 
 def _float32(tree: Params) -> Params:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_single.algorithms import arrays as arrays_lib
 from jaxrl_single.algorithms import diagnostics
@@ -24,7 +23,7 @@ class PolicyState:
     """The part of the train state that a policy update changes."""
 
     params: optim.Params
-    opt_state: optax.OptState
+    opt_state: optim.OptState
     algorithm_state: Any
 
 
@@ -65,10 +64,11 @@ def policy_updates(
         new, found = _one_update(policy, algorithm, optimizer, state, part, of_tokens, chunk=chunk)
         if kl is None:
             return new, (found, {})
-        params, of_step = kl_step.shorten(
-            policy, state.params, new.params, part, budget=kl, chunk=chunk
+        before, proposed = ((one.params, one.opt_state) for one in (state, new))
+        (params, opt_state), of_step = kl_step.shorten(
+            policy, optimizer, before, proposed, part, budget=kl, chunk=chunk
         )
-        return dataclasses.replace(new, params=params), (found, of_step)
+        return dataclasses.replace(new, params=params, opt_state=opt_state), (found, of_step)
 
     def one_epoch(state, _):
         return jax.lax.scan(one_update, state, minibatches)

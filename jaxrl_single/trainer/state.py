@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_single.trainer import optim
 
@@ -26,7 +25,7 @@ class ModelState:
     """
 
     params: optim.Params
-    opt_state: optax.OptState
+    opt_state: optim.OptState
     step: jax.Array
 
 
@@ -45,9 +44,9 @@ class TrainState:
     """
 
     policy_params: optim.Params
-    policy_opt: optax.OptState
+    policy_opt: optim.OptState
     critic_params: optim.Params
-    critic_opt: optax.OptState
+    critic_opt: optim.OptState
     reference_params: optim.Params
     algorithm_state: Tree
     step: jax.Array

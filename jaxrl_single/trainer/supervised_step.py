@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -19,7 +20,9 @@ Step = Callable[
 ]
 
 
-def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chunk: int) -> Step:
+def make_supervised_step(
+    policy: api.Policy, optimizer: optim.Optimizer, *, chunk: int, state_shardings: Any = None
+) -> Step:
     """Builds the jitted step; it donates the state.
 
     The loss is the mean over action tokens of -log pi, over the whole batch. A batch without
@@ -30,6 +33,7 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
       policy: the model.
       optimizer: over the policy's parameters.
       chunk: tokens per row whose logits exist at one time.
+      state_shardings: of the state that it returns; None = as the compiler likes.
 
     Returns:
       (state, batch) -> (state, metrics), float32 scalars by the names of metrics/names.py:
@@ -65,4 +69,4 @@ def make_supervised_step(policy: api.Policy, optimizer: optim.Optimizer, *, chun
         metrics |= accumulate.guards(num_tokens, found.finite)
         return state_lib.ModelState(params, opt_state, state.step + 1), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))

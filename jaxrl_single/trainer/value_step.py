@@ -6,7 +6,8 @@ explained variance on held-out rollouts stops rising.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,12 @@ VARIANCE_FLOOR = 1e-8  # returns that vary less are constant: nothing to explain
 
 
 def make_value_step(
-    critic: api.Critic, optimizer: optim.Optimizer, *, discount: float, critic_lambda: float
+    critic: api.Critic,
+    optimizer: optim.Optimizer,
+    *,
+    discount: float,
+    critic_lambda: float,
+    state_shardings: Any = None,
 ) -> Step:
     """Builds the jitted step; it donates the state.
 
@@ -41,6 +47,7 @@ def make_value_step(
       optimizer: over the critic's parameters, of which usually all train in this stage.
       discount: per action token.
       critic_lambda: of the targets.
+      state_shardings: of the state that it returns; None = as the compiler likes.
 
     Returns:
       (state, batch) -> (state, metrics), float32 scalars by the names of metrics/names.py:
@@ -67,7 +74,7 @@ def make_value_step(
         metrics |= accumulate.guards(num_tokens, found.finite[0])
         return state_lib.ModelState(params, opt_state, state.step + 1), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
 
 
 def make_predict(critic: api.Critic, *, discount: float, critic_lambda: float) -> Predict:
@@ -81,7 +88,7 @@ def make_predict(critic: api.Critic, *, discount: float, critic_lambda: float) -
 
 
 def explained_variance(
-    predict: Predict, params: optim.Params, batches: Sequence[token_batch.TokenBatch]
+    predict: Predict, params: optim.Params, batches: Iterable[token_batch.TokenBatch]
 ) -> float:
     """1 - Var(G - V) / Var(G) over the loss tokens of all batches together, in float64.
 

@@ -306,6 +306,14 @@ def counted_baseline(state, reward, task, valid, *, scale):
     return jnp.where(valid, scale * (reward - state["count"][task]), 0.0), {"count": count}
 
 
+@pytest.mark.parametrize("name", ["spo", "running_mean", "estr", "three_spo"])
+def test_the_first_state_has_the_types_of_the_later_ones(name):
+    """jnp.full(n, 1.0) is weakly typed; an update that returns another type compiles once more."""
+    state = update.init_state(table.get(name), num_tasks=4)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+    assert jax.tree.leaves(state)
+
+
 def test_state_of_a_stateful_advantage_moves_on_with_each_batch():
     part = parts.Part(
         counted_baseline, {"scale": 2.0, "start": 3.0}, per="trajectory", init=counted_baseline_init

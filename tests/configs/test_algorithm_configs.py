@@ -1,9 +1,7 @@
 """Every config's algorithm: complete, commented, and with shapes that fit; no memory is taken."""
 
 import functools
-import importlib
 import math
-import pathlib
 import re
 
 import jax
@@ -18,12 +16,9 @@ from jaxrl_single.supervise import workdir_config
 from jaxrl_single.trainer import mesh as mesh_lib
 from jaxrl_single.trainer import optim
 from jaxrl_single.trainer import state as state_lib
+from tests.configs.experiments import NAMES, ROOT, load
 
-ROOT = pathlib.Path(__file__).parents[2]
-FILES = sorted(
-    p.stem for p in (ROOT / "configs").glob("*.py") if p.stem not in ("common", "__init__")
-)
-PUBLISHED = [name for name in FILES if "qwen3" in name]
+PUBLISHED = [name for name in NAMES if "qwen3" in name]
 EXAMPLES = {"smollm2_135m_tools"}  # named by their model
 # Their trajectories have to come from rollouts of another kind than independent ones and groups.
 WITHOUT_ROLLOUTS = {
@@ -37,18 +32,14 @@ WITHOUT_ROLLOUTS = {
 }
 
 
-def load(name, arg=""):
-    return importlib.import_module(f"configs.{name}").get_config(arg)
-
-
 def test_every_row_whose_rollouts_exist_has_a_config_of_its_name():
-    assert {f"tiny_{name}" for name in set(table.TABLE) - WITHOUT_ROLLOUTS} <= set(FILES)
-    for name in set(FILES) - EXAMPLES:
+    assert {f"tiny_{name}" for name in set(table.TABLE) - WITHOUT_ROLLOUTS} <= set(NAMES)
+    for name in set(NAMES) - EXAMPLES:
         family = load(name).algorithm.name.partition("_")[0]
         assert name.removeprefix("tiny_").startswith(family)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_hyperparameter_is_in_the_config_with_a_comment(name):
     section = load(name).algorithm
     found = workdir_config.flatten(section.to_dict())
@@ -65,7 +56,7 @@ def test_every_hyperparameter_is_in_the_config_with_a_comment(name):
         assert re.search(r"\{$|\},$|,  # \S", line), f"no comment in configs/{name}.py: {line}"
 
 
-@pytest.mark.parametrize("name", sorted(set(FILES) - set(PUBLISHED)))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(PUBLISHED)))
 def test_a_tiny_config_repeats_the_constants_of_its_row(name):
     """So that it can be read alone; only lengths are the task's own."""
     config = load(name)
@@ -77,7 +68,7 @@ def test_a_tiny_config_repeats_the_constants_of_its_row(name):
     assert {key for key in found if found[key] != of_row.get(key)} <= allowed
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("arg", ["", "tiny"])
 def test_settings_fit_the_algorithm(name, arg):
     config = load(name, arg)
@@ -126,7 +117,7 @@ def train_state_shapes(config, vocab_size):
     return jax.eval_shape(make, *shapes, jax.random.key(0))
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes_of_models_and_train_state(name):
     config = load(name)
     shapes = train_state_shapes(config, vocab_size=40)

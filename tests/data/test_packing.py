@@ -1,6 +1,7 @@
 """Packing: every token once, in stream order, and the meaning of limits."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -322,3 +323,30 @@ def test_rows_are_dealt_to_minibatches():
     index = batch.trajectory_index[batch.trajectory_index >= 0]
     assert (np.diff(index) >= 0).all()
     assert batch.length[index[0]] == given_[0].num_actions
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2, 3])
+def test_rows_of_one_trajectory_go_to_one_minibatch(num_minibatches):
+    given_ = [_trajectory(24, ticket=0, segments=[8, 8, 8]), _trajectory(2, ticket=1)]
+    given_ += [_trajectory(n, ticket=n) for n in (9, 8, 7)]
+    batch = _pack(
+        given_,
+        num_trajectories=5,
+        row_length=10,
+        rows_per_micro_batch=1,
+        row_buckets=(6, 12),
+        num_minibatches=num_minibatches,
+    )
+    assert batch.tokens.shape[0] == {1: 6, 2: 6, 3: 12}[num_minibatches]
+    parts = np.split(batch.trajectory_index, num_minibatches)
+    members = [set(part[part >= 0].tolist()) for part in parts]
+    assert sorted(itertools.chain(*members)) == [0, 1, 2, 3, 4]
+
+
+def test_a_minibatch_that_cannot_hold_its_rows_asks_for_a_bucket():
+    given_ = [_trajectory(24, segments=[8, 8, 8])]
+    options = {"row_length": 10, "rows_per_micro_batch": 1, "row_buckets": (4,)}
+    with pytest.raises(ValueError, match=r"3 rows .* in 2 minibatches, .*add a larger bucket"):
+        _pack(given_, num_minibatches=2, **options)
+    with pytest.raises(ValueError, match=r"x algorithm\.num_minibatches=3"):
+        _pack(given_, num_minibatches=3, **options)

@@ -54,6 +54,23 @@ def test_ids_out_of_the_vocabulary_decode_to_nothing(chat):
     assert chat.decode([-1, *inside, 290, 10**6]) == "the cat"
 
 
+def test_what_was_cut_and_padded_when_it_was_saved_is_not_now(copied):
+    path, text = str(copied / "tokenizer.json"), "the cat and the dog"
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    whole = tokenizer.encode(text).ids
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=40)
+    tokenizer.save(path)
+    assert len(tokenizers.Tokenizer.from_file(path).encode(text).ids) == 40
+    assert text_lib.HfText.load(copied).encode(text) == whole
+
+
+def test_half_a_character_is_an_error_in_words(chat):
+    for ids_of in (chat.encode, chat.tokenise):
+        with pytest.raises(ValueError, match="a character cut in half"):
+            ids_of("a \ud83d")
+
+
 def test_stop_tokens_come_from_the_first_file_that_names_some(copied):
     assert text_lib.HfText.load(copied).stop_token_ids == (2,)  # the tokenizer's eos_token
     (copied / "config.json").write_text('{"eos_token_id": 7}')

@@ -55,17 +55,17 @@ def test_groups_share_a_task_and_are_whole():
 
 def test_admission_counts_in_flight_and_stored_training_tickets():
     one = book()
-    assert one.room(max_staleness=2, batch_size=4) == 12
+    assert one.room(12) == 12
     batch = one.issue(12)
     one.issue_eval(TASKS, policy_version=0, purpose="eval")
-    assert one.room(max_staleness=2, batch_size=4) == 0
+    assert one.room(12) == 0
     for key in keys(batch)[:6]:
         assert one.mark_stored(key)
-    assert one.room(max_staleness=2, batch_size=4) == 0
+    assert one.room(12) == 0
     one.mark_trained(keys(batch)[:4])
     one.mark_dropped(keys(batch)[4:6])
-    assert one.room(max_staleness=2, batch_size=4) == 6
-    assert one.room(max_staleness=0, batch_size=4) == 0
+    assert one.room(12) == 6
+    assert one.room(4) == 0
     assert one.issue(-3) == []
 
 
@@ -99,7 +99,7 @@ def test_a_failed_episode_is_retried_as_the_next_attempt_and_then_given_up():
     assert one.issue(0) == []
     assert one.counts()["errors"] == 3
     assert one.consecutive_errors == 3
-    assert one.room(max_staleness=0, batch_size=1) == 1
+    assert one.room(1) == 1
 
 
 def test_consecutive_errors_start_again_after_a_success():

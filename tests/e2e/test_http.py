@@ -1,10 +1,12 @@
 """Runs whose rollout speaks HTTP to samplers: of the run, started apart, and killed on the way."""
 
+import math
 import pathlib
 import signal
 import socket
 import subprocess
 
+import openai
 import pytest
 
 from tests.e2e import runs
@@ -61,6 +63,22 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def check_completion(port):
+    """Somebody else may ask the samplers of a run, and for the likeliest tokens too."""
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    answer = client.completions.create(model=model, prompt=[5, 6], max_tokens=4, logprobs=2)
+    found = answer.choices[0].logprobs
+    assert 1 <= len(found.tokens) <= 4
+    for token, logprob, top in zip(
+        found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+    ):
+        assert top[token] == pytest.approx(logprob, abs=1e-6)
+        likeliest = sorted(top.values(), reverse=True)[:2]
+        assert logprob - 1e-6 <= likeliest[0] <= 0
+        assert sum(map(math.exp, likeliest)) <= 1 + 1e-5
 
 
 def test_two_samplers_and_a_rollout_in_processes_of_their_own(tmp_path):
@@ -131,9 +149,11 @@ def test_the_samplers_of_given_urls_are_used(tmp_path):
     urls = f"rollout.sampler_urls=('http://127.0.0.1:{port}',)"
     process = runs.start(workdir, *HTTP, urls)
     runs.wait_until(lambda: (workdir / "config.json").exists(), "the run", process=process)
-    lone = start_lone_sampler(workdir, f"sampler.port={port}")
+    lone = start_lone_sampler(workdir, f"sampler.port={port}", "sampler.top_logprobs=2")
     try:
+        runs.wait_until(lambda: 1 in runs.rl_steps(workdir), "step 1", process=process)
         assert processes(workdir, "sampler") is None
+        check_completion(port)
         runs.finish(process, workdir)
         check_sound(workdir)
         stop_lone_sampler(lone, workdir)

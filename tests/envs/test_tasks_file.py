@@ -27,6 +27,15 @@ def test_reads_ids_defaults_and_further_keys(tmp_path):
     ]
 
 
+def test_only_line_feeds_end_a_line(tmp_path):
+    question = "a\u2028b\x85c"
+    path = _write(tmp_path, f'{{"question": "{question}", "answer": "3"}}\r', GOOD)
+    assert tasks_file.read_tasks(path) == [
+        types.Task("mine/1", question, "3"),
+        types.Task("mine/2", "1+2", "3"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

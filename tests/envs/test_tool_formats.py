@@ -92,7 +92,7 @@ MALFORMED = [
     ("llama3", '<|python_tag|>print("x")', "the call is not JSON"),
     ("llama3", '{"name": "f", "parameters": {"a": }}', "the call is not JSON"),
     ("llama3", '{"name": "f", "parameters": "no"}', '"parameters" of f must be a JSON object'),
-    ("llama3", '{"name": "f"} ; {"nome": 1}', "a call is a JSON object"),
+    ("llama3", '{"name": "f", "parameters": {}} ; {"nome": 1}', "a call is a JSON object"),
     ("llama3", '{"type": "function", "parameters": {}}', "a call is a JSON object"),
     ("glm", "<tool_call></tool_call>", "a call is the tool's name"),
     ("glm", '<tool_call>{"name": "f"}</tool_call>', "a call is the tool's name"),
@@ -134,6 +134,24 @@ def test_common_variants_of_json_calls():
     assert calls_of("llama3", '{"name": "f", "arguments": {"a": 1}} and that is all') == right
     twice = '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 1}}'
     assert calls_of("llama3", twice) == right * 2
+
+
+def test_json_that_has_a_name_is_an_answer_unless_it_names_a_tool_or_has_arguments():
+    for text in ('{"name": "Alice", "age": 30}', 'So: {"type": "circle", "radius": 2}'):
+        assert FORMATS["llama3"].parse(text, [SCHEMA]) == tool_formats.Parsed((), text)
+    assert calls_of("llama3", '{"name": "find"}', [SCHEMA]) == (Call("find", {}),)
+    assert calls_of("llama3", '{"name": "find"}', [SCHEMA["function"]]) == (Call("find", {}),)
+    assert calls_of("llama3", '<|python_tag|>{"name": "f"}', [SCHEMA]) == (Call("f", {}),)
+
+
+@pytest.mark.parametrize("name", XML_FORMATS)
+@pytest.mark.parametrize(
+    "parameters", [None, {"properties": None}, {"properties": {"a": True}}, {"properties": {}}]
+)
+def test_schemas_that_declare_nothing_leave_arguments_to_their_looks(name, parameters):
+    call = Call("f", {"a": 1})
+    schema = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert calls_of(name, FORMATS[name].render(call), [schema]) == (call,)
 
 
 def test_typed_arguments_follow_the_schema_and_else_their_looks():

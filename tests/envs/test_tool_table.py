@@ -137,6 +137,15 @@ def test_tasks_come_from_one_place():
 
 
 def test_people_are_told_which_walls_there_are():
-    assert SPEC.notice(_section()) == ""
-    told = SPEC.notice(_section(tools=("python",), sandbox="none"))
-    assert told.startswith("isolation of the Python tool: none at all")
+    assert SPEC.notice(_section(answer_check="number")) == ""
+    for changes in ({"tools": ("python",)}, {"answer_check": "math"}, {"answer_check": "dataset"}):
+        told = SPEC.notice(_section(**{"answer_check": "number"} | changes, sandbox="none"))
+        assert told.startswith("isolation of what the model writes: none at all")
+
+
+@pytest.mark.parametrize("answer_check", ["math", "dataset"])
+def test_answers_are_not_judged_without_walls_unless_that_is_asked_for(answer_check, monkeypatch):
+    monkeypatch.setattr(isolation, "_failure", lambda name: "no walls here")
+    with pytest.raises(isolation.NoIsolation, match="no walls here"):
+        SPEC.make_env(_section(answer_check=answer_check))
+    SPEC.make_env(_section(answer_check=answer_check, sandbox="none"))

@@ -71,6 +71,34 @@ def test_calibrates_on_the_first_batch_and_keeps_that(fraction):
     assert np.sum(later) < np.sum(keep)
 
 
+def test_a_batch_of_rounding_errors_calibrates_nothing_and_is_kept():
+    log_ratio, entropies, mask = first_batch()
+    start = estr.estr_init(1, tau=0.0)
+    keep, state = rule(start, 1e-6 * log_ratio, entropies, mask, **CONSTANTS)
+    np.testing.assert_array_equal(keep, mask)
+    assert np.isnan(state["tau"])
+    _, after = rule(state, log_ratio, entropies, mask, **CONSTANTS)
+    _, directly = rule(start, log_ratio, entropies, mask, **CONSTANTS)
+    assert after["tau"] == directly["tau"]
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+@pytest.mark.parametrize("broken", ["log_ratio", "entropies"])
+def test_a_broken_token_is_dropped_and_calibrates_nothing(broken, rounding):
+    log_ratio, entropies, mask = first_batch()
+    log_ratio = 1e-6 * log_ratio if rounding else log_ratio
+    token = int(np.flatnonzero(mask)[3])
+    values = {"log_ratio": log_ratio.copy(), "entropies": entropies.copy()}
+    values[broken][token] = np.nan
+    start = estr.estr_init(1, tau=0.0)
+    keep, state = rule(start, values["log_ratio"], values["entropies"], mask, **CONSTANTS)
+    without = mask.copy()
+    without[token] = False
+    expected, directly = rule(start, log_ratio, entropies, without, **CONSTANTS)
+    np.testing.assert_array_equal(keep, expected)
+    np.testing.assert_array_equal(state["tau"], directly["tau"])
+
+
 def test_a_given_tau_stays():
     state = estr.estr_init(7, tau=2.0)
     _, after = rule(state, *first_batch(), **CONSTANTS)

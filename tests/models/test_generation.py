@@ -8,11 +8,8 @@ import paged_lab
 import pytest
 
 MANY = paged_lab.SLOTS * paged_lab.MAX_PAGES
-SLOW = [
-    pytest.param("tiny", marks=pytest.mark.slow),
-    *(pytest.param(size, marks=pytest.mark.long) for size in lab.OTHER_SIZES),
-]
-MOST_FORMS = [*SLOW, "tiny_moe"]
+LONG = [pytest.param(size, marks=pytest.mark.long) for size in ("tiny", *lab.OTHER_SIZES)]
+MOST_FORMS = [*LONG, "tiny_moe"]
 SCATTERED = [9, 2, 14, 7, 0, 5, 11, 3, 1, 8, 4, 15, 6, 10, 12, 13]
 
 

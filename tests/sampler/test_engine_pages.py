@@ -1,5 +1,6 @@
 """Memory follows the tokens, and what is done for that changes no number."""
 
+import numpy as np
 import pytest
 import sampler_lab as lab
 
@@ -64,8 +65,22 @@ def test_the_pool_grows_with_the_tokens_and_shrinks_when_they_go(make_engine):
         )
 
 
+def test_the_last_episodes_decode_in_fewer_slots_with_the_same_tokens(make_engine):
+    """More sessions than slots, so that a row's slot changes all the time."""
+    full, fewer = make_engine(cache_sizes=(0.25,)), make_engine(decode_slots=(4, 6))
+    prompts = lab.prompts_of([20, 3, 40, 9, 30, 31, 12, 8, 5, 17])
+    expected, found = (lab.play_together(engine, prompts) for engine in (full, fewer))
+    for of_full, of_fewer in zip(expected, found, strict=True):
+        for one, other in zip(of_full, of_fewer, strict=True):
+            assert other.tokens == one.tokens
+            np.testing.assert_allclose(other.logprobs, one.logprobs, atol=2e-5)
+    steps, slot_steps = (fewer.stats()[name] for name in ("steps", "slot_steps"))
+    assert 4 * steps < slot_steps < 8 * steps
+    assert full.stats()["slot_steps"] == 8 * full.stats()["steps"]
+
+
 def test_warm_up_compiles_all_sizes(make_engine):
-    engine = make_engine(cache_sizes=(0.25,))
+    engine = make_engine(cache_sizes=(0.25,), decode_slots=(4,))
     engine.warm_up()
     compiled = engine.stats()["compilations"]
     lab.play_together(engine, lab.prompts_of([20, 3, 40, 9, 30, 31, 12, 8]))

@@ -227,6 +227,28 @@ def test_experts_of_every_token_that_was_read(make_engine):
             length += len(answer.tokens) + turn + 1
 
 
+@pytest.mark.parametrize("swap", ["keep", "recompute"])
+def test_experts_that_tokens_were_drawn_from_stand_whoever_reads_again(make_engine, swap):
+    asked = dict(max_new_tokens=20, ticket=1)
+    found = {}
+    for versions in (1, 2):
+        engine = make_engine(swap=swap, record=types.Record(experts=True))
+        future = engine.submit(lab.request("a", range(9), **asked))
+        engine.step()
+        engine.step()
+        if versions == 2:
+            assert not future.done()
+            engine.load_weights(1, lab.params_of("tiny_moe", 1))
+        (found[versions],) = lab.run(engine, future)
+    drawn = found[2].policy_versions.count(0)
+    assert 0 < drawn < 20
+    assert found[2].tokens[:drawn] == found[1].tokens[:drawn]
+    known = 9 + drawn - 1  # the newest of them had not been read
+    first, second = (np.asarray(found[versions].expert_ids) for versions in (1, 2))
+    np.testing.assert_array_equal(second[:known], first[:known])
+    assert (second[known:] != first[known:]).any()
+
+
 def test_experts_of_a_model_without_any_are_refused(make_engine):
     with pytest.raises(ValueError, match="the model has none"):
         make_engine("tiny", record=types.Record(experts=True))

@@ -11,6 +11,7 @@ SETTINGS = {
     "page_size": 16,
     "cache_tokens": 0,
     "cache_sizes": (0.1, 0.5),
+    "decode_slots": (),
     "decode_chunk": 4,
     "prefill_pages": (1, 3),
     "max_fed_tokens": 5,
@@ -35,9 +36,11 @@ def test_pages_with_low_ids_go_first_and_the_map_names_each_owner():
     assert table.table[0, :3].tolist() == [2, 0, 1]
     assert table.table[2, :1].tolist() == [3]
     assert (table.counts.tolist(), table.num_free) == ([3, 0, 1], 2)
-    owner, index = table.map()
+    owner, index = table.map(np.arange(3))
     assert owner.tolist() == [0, 0, 0, 2, 0, 0]
     assert index.tolist() == [1, 2, 0, 0, 4, 4]  # 4, behind the last page of a slot: free
+    owner, index = table.map(np.array([1, 2]))  # slot 2 is row 1; who is not there looks free
+    assert (owner.tolist(), index.tolist()) == ([0, 0, 0, 1, 0, 0], [4, 4, 4, 0, 4, 4])
 
 
 def test_a_smaller_pool_moves_what_lies_behind_its_end():
@@ -54,7 +57,7 @@ def test_a_smaller_pool_moves_what_lies_behind_its_end():
     after = {(1, column): page for column, page in enumerate(table.table[1, :3].tolist())}
     assert after == {place: moved.get(page, page) for place, page in before.items()}
     assert (table.num_pages, table.num_free, table.smaller, table.larger) == (4, 0, None, 8)
-    owner, index = table.map()
+    owner, index = table.map(np.arange(2))
     assert owner.tolist() == [0, 1, 1, 1]
     assert index.tolist() == [0, 1, 2, 0]
 

@@ -51,7 +51,7 @@ def episodes(config, world, engine, first):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("size", [pytest.param("tiny", marks=pytest.mark.slow), "tiny_moe"])
+@pytest.mark.parametrize("size", [pytest.param("tiny", marks=pytest.mark.long), "tiny_moe"])
 def test_gate_passes_before_and_after_a_swap_and_fails_on_other_weights(size, temperature):
     config, world, policy = make(size, temperature)
     first, second = (policy.init(jax.random.key(seed)) for seed in (0, 1))

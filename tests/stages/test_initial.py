@@ -7,7 +7,7 @@ import pytest
 from configs import common
 from jaxrl_single import param_tree
 from jaxrl_single.models import api, hf, hf_config, hf_names, pretrained, sizes
-from jaxrl_single.stages import initial, trainer_parts
+from jaxrl_single.stages import initial, placement
 
 
 def checkpoint_of(directory, size):
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_read_onto_the_mesh(size, mesh, tmp_path):
     params = checkpoint_of(tmp_path / "model", size)
     config = config_of(tmp_path / "model", **mesh)
     policy = api.build_policy(hf.describe(tmp_path / "model").model)
-    shardings = trainer_parts.placement(config).parameters
+    shardings = placement.make(config).parameters
     found = initial.policy_params(config, policy, shardings)
     jax.tree.map(np.testing.assert_array_equal, found, params)
     expected = param_tree.flatten(shardings(params))
@@ -62,7 +62,7 @@ def test_what_is_spread_over_devices_is_written_byte_by_byte(tmp_path):
     checkpoint_of(tmp_path / "model", "tiny_moe")
     config = config_of(tmp_path / "model", fsdp=2, tensor=2, expert=2)
     shape = hf.describe(tmp_path / "model").model
-    shardings = trainer_parts.placement(config).parameters
+    shardings = placement.make(config).parameters
     spread = initial.policy_params(config, api.build_policy(shape), shardings)
     hf.save(tmp_path / "again", shape, spread, context_length=128)
     first, again = (tmp_path / name / "model.safetensors" for name in ("model", "again"))
@@ -81,7 +81,7 @@ def test_a_device_reads_its_part_alone_and_equal_parts_once(tmp_path, monkeypatc
 
     monkeypatch.setattr(pretrained.Pretrained, "leaf", spy)
     policy = api.build_policy(hf.describe(tmp_path / "model").model)
-    initial.policy_params(config, policy, trainer_parts.placement(config).parameters)
+    initial.policy_params(config, policy, placement.make(config).parameters)
     gates = [shape for path, shape in read if path == "layers/experts/gate"]
     assert gates == [(2, 1, 64, 64)] * 4  # eight devices, four experts, one each
     assert len([path for path, _ in read if path == "final_norm/scale"]) == 1
@@ -91,7 +91,7 @@ def test_a_device_reads_its_part_alone_and_equal_parts_once(tmp_path, monkeypatc
 def test_random_parameters_do_not_depend_on_the_mesh(mesh):
     config = config_of("", **mesh)
     policy = api.build_policy(sizes.get("tiny", vocab_size=64))
-    shardings = trainer_parts.placement(config).parameters
+    shardings = placement.make(config).parameters
     found = initial.policy_params(config, policy, shardings)
     expected = policy.init(jax.random.key(config.seed))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -111,6 +111,6 @@ def test_a_critic_is_no_policy_to_start_from(tmp_path):
         is_critic=True,
     )
     config = config_of(tmp_path / "critic")
-    shardings = trainer_parts.placement(config).parameters
+    shardings = placement.make(config).parameters
     with pytest.raises(ValueError, match="is a critic; a run starts from a policy"):
         initial.policy_params(config, api.build_policy(shape), shardings)

@@ -1,6 +1,7 @@
 """Lineage, staleness and failures of rollouts, with real stores and books and a made-up worker."""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def trajectory(ticket, version, *, actions=2, error=None):
         ticket=ticket.number,
         attempt=ticket.attempt,
         task_id=ticket.task.id,
+        group_id=ticket.group_id,
         tokens=np.zeros(length, np.int32),
         action_mask=mask,
         rollout_logprobs=np.where(mask, -1, 0).astype(np.float32),
@@ -80,11 +82,24 @@ class Worker:
                 )
 
 
+class UnevenWorker(Worker):
+    """Members of a group take times of their own."""
+
+    def __init__(self, store, rng, **options):
+        super().__init__(store, **options)
+        self.rng = rng
+
+    def wait(self):
+        for item in self.running:
+            item[1] += int(self.rng.integers(0, 2))
+        super().wait()
+
+
 def make(directory, tasks, *, worker=None, **changes):
     fields = dict(
         batch_size=4,
         group_size=1,
-        depth=4,
+        open_batches=4,
         max_staleness=3,
         temperature=1.0,
         max_consecutive_errors=5,
@@ -144,7 +159,7 @@ def test_slow_episodes_are_not_starved(tmp_path):
         tmp_path,
         tasks,
         worker=lambda store: Worker(store, slots=8),
-        depth=3,
+        open_batches=3,
         max_staleness=2,
     )
     made.publish(PARAMS, step=0)
@@ -195,6 +210,57 @@ def test_wanted_trajectories_come_although_tickets_fail_for_good(tmp_path):
     assert len(taken.trajectories) == 6
     assert made.queued() == 0
     assert made.book.in_flight() == []
+
+
+def groups_of(taken):
+    counts = collections.Counter(one.group_id for one in taken.trajectories)
+    return sorted(counts.values())
+
+
+def test_a_group_is_trained_whole_however_fast_its_members_are(tmp_path):
+    rng = np.random.default_rng(0)
+    made, _ = make(
+        tmp_path,
+        [task(i) for i in range(1000)],
+        worker=lambda store: UnevenWorker(store, rng, slots=10),
+        batch_size=8,
+        group_size=4,
+        open_batches=3,
+    )
+    made.publish(PARAMS, step=0)
+    for step in range(20):
+        assert groups_of(made.take(8, purpose="rl")) == [4, 4]
+        made.publish(PARAMS, step=step)
+
+
+@pytest.mark.parametrize("open_batches", [1, 2])
+def test_a_group_that_lost_a_member_is_trained_without_it_and_starves_nobody(
+    tmp_path, open_batches
+):
+    boom = types.EpisodeError("env", "ValueError: boom")
+    made, _ = make(
+        tmp_path,
+        [task(i) for i in range(100)],
+        worker=lambda store: Worker(store, fails=lambda t: boom if t.number in (1, 9) else None),
+        batch_size=8,
+        group_size=4,
+        open_batches=open_batches,
+        in_ticket_order=True,
+        no_progress_s=5.0,
+    )
+    made.publish(PARAMS, step=0)
+    found = [groups_of(made.take(8, purpose="rl")) for _ in range(5)]
+    assert {len(groups) for groups in found} == {2}
+    assert sorted(itertools.chain(*found)) == [3, 3] + [4] * 8
+
+
+def test_wanted_trajectories_need_no_whole_groups(tmp_path):
+    made, _ = make(
+        tmp_path, [task(i) for i in range(100)], group_size=4, batch_size=8, no_progress_s=5.0
+    )
+    made.publish(PARAMS, step=0)
+    taken = made.take(6, purpose="value_pretraining", wanted=6, whole_groups=False)
+    assert len(taken.trajectories) == 6
 
 
 def test_failures_in_a_row_stop_the_run_with_the_first_cause(tmp_path):
@@ -253,10 +319,17 @@ def test_evaluation_keeps_its_version_until_it_is_done(tmp_path):
     assert version in filesystem.FileWeights(tmp_path / "weights", RUN).versions()
     assert {t.policy_version for t in worker.sent if t.split == "eval"} == {version}
     assert made.take_evaluation("rl@0", wait=False) is None
+    # Its episodes may be there before anybody asks for them, and are scored again after that.
+    for _ in range(3):
+        made.take(4, purpose="rl")
+    assert made.book.in_flight("eval") == []
+    for step in range(6, 11):
+        made.publish(PARAMS, step=step)
+    assert version in filesystem.FileWeights(tmp_path / "weights", RUN).versions()
     episodes = made.take_evaluation("rl@0", wait=True)
     assert [e.task_id for e in episodes] == [f"t{1000 + i}" for i in range(8)]
     assert made.open_evaluations() == []
-    made.publish(PARAMS, step=6)
+    made.publish(PARAMS, step=11)
     assert version not in filesystem.FileWeights(tmp_path / "weights", RUN).versions()
 
 

@@ -22,6 +22,7 @@ def test_the_base_config_is_valid():
         ("sync.lag", 5, "exceeds rl.max_staleness"),
         ("batch.row_buckets", (48,), "multiple of"),
         ("rl.max_staleness", 0, "use mode=sync"),
+        ("rollout.open_batches", 4, r"exceeds rl.max_staleness \+ 1 \(3\)"),
         ("env.tasks_file", "tasks.jsonl", "needed together"),
         ("warm_start.mistake_rate", 1.5, r"\[0, 1\]"),
     ],
@@ -111,5 +112,38 @@ def test_what_vllm_cannot_do_is_refused(path, value, words):
     check_config.check(config)
     section, _, name = path.rpartition(".")
     (config[section] if section else config)[name] = value
+    with pytest.raises(check_config.ConfigError, match=words):
+        check_config.check(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs", "minibatches", "words"),
+    [
+        ({"rl.critic_only_steps": 5}, (), 1, "critic_only_steps is 5, and algorithm 'a' has no"),
+        ({}, ("groups", "states"), 1, "algorithm.name is 'a', which needs states: rollouts are"),
+        ({"rl.group_size": 1}, ("groups",), 1, "group_size is 1, .*compares the trajectories"),
+        ({"batch.row_buckets": (64, 80)}, (), 2, "row_buckets holds 80, not a multiple of .*x alg"),
+    ],
+)
+def test_what_an_algorithm_asks_of_the_rest(changes, needs, minibatches, words):
+    config = common.base()
+    fine = {"rl.critic_only_steps": 0, "rl.group_size": 8, "batch.rows_per_micro_batch": 16}
+    config.update_from_flattened_dict(fine | {"batch.row_buckets": (64,)})
+    check_config.check_algorithm(config, "a", needs=("groups",), num_minibatches=2)
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(check_config.ConfigError, match=words):
+        check_config.check_algorithm(config, "a", needs=needs, num_minibatches=minibatches)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("trainer.mesh.fsdp", 5, r"not a multiple of trainer.mesh.data x fsdp \(1 x 5\)"),
+        ("trainer.mesh.context", 2, "nothing is split over it yet"),
+    ],
+)
+def test_a_mesh_that_would_not_work_or_do_nothing_is_refused(path, value, words):
+    config = common.base()
+    config.update_from_flattened_dict({path: value})
     with pytest.raises(check_config.ConfigError, match=words):
         check_config.check(config)

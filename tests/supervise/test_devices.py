@@ -5,7 +5,8 @@ from jaxrl_single.supervise import devices
 
 def plan(mode, platform, count, **changes):
     fields = dict(trainer_devices="", sampler_devices="", trainer_memory=0.45, sampler_memory=0.45)
-    return devices.plan(mode, platform, count, **{**fields, **changes})
+    chips = [str(chip) for chip in range(count)] if isinstance(count, int) else count
+    return devices.plan(mode, platform, chips, **{**fields, **changes})
 
 
 def test_several_chips_are_split_in_halves_by_default():
@@ -73,5 +74,36 @@ def test_memory_fractions_of_one_gpu_must_fit():
 
 def test_cpu_needs_no_variables(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert devices.detect() == ("cpu", 1)
+    assert devices.detect() == ("cpu", ("0",))
     assert plan("local", "cpu", 1).trainer_env == {}
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ("gpu", ("0", "1", "2", "3"))),
+        ("2,3", ("gpu", ("2", "3"))),
+        ("GPU-6a, GPU-7b", ("gpu", ("GPU-6a", "GPU-7b"))),
+        ("", ("cpu", ("0",))),
+        ("-1", ("cpu", ("0",))),
+    ],
+)
+def test_only_what_the_scheduler_gave_is_used(monkeypatch, visible, found):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    plugged = {"/dev/nvidia[0-9]*": [f"/dev/nvidia{n}" for n in range(4)]}
+    monkeypatch.setattr(devices.glob, "glob", lambda pattern: plugged.get(pattern, []))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices.detect() == found
+
+
+def test_chips_keep_their_names():
+    halves = plan("local", "gpu", ["4", "5"])
+    assert halves.trainer_env == {"CUDA_VISIBLE_DEVICES": "4"}
+    assert halves.sampler_envs == ({"CUDA_VISIBLE_DEVICES": "5"},)
+    named = dict(trainer_devices="5", sampler_devices="4")
+    assert plan("local", "gpu", ["4", "5"], **named).trainer_env == {"CUDA_VISIBLE_DEVICES": "5"}
+    with pytest.raises(devices.DeviceError, match="no device 0; this run may use 4, 5"):
+        plan("local", "gpu", ["4", "5"], trainer_devices="0", sampler_devices="4")

@@ -184,7 +184,7 @@ def test_a_second_request_does_not_wait(paths):
 
 
 def test_a_silent_process_is_killed_and_its_stack_is_shown(paths):
-    outcome = run(paths, "hang", "serve", heartbeat_s=1.5, max_restarts=0)
+    outcome = run(paths, "hang", "serve", heartbeat_s=4.0, max_restarts=0)
 
     assert outcome.exit_code == 1
     assert "sampler gave no sign of life for" in outcome.message

@@ -104,6 +104,30 @@ def test_the_norm_is_clipped_over_all_trained_leaves_together():
     np.testing.assert_allclose(moved["layers"]["mlp"]["up"], 2 - step, rtol=1e-6)
 
 
+def test_updates_too_small_for_narrow_parameters_add_up():
+    """At a learning rate of 1e-6 every one of them is below half a unit in the last place."""
+    start = {"w": 0.02 * np.random.default_rng(0).standard_normal(500).astype(np.float32)}
+    moved = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        params = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), start)
+        first = np.asarray(params["w"], np.float32)
+        adam = {"train": optim.adamw(1e-6, b1=0.9, b2=0.95, weight_decay=0.0)}
+        optimizer = optim.build(params, rules=optim.ALL_TRAIN, transforms=adam, clip_norm=0)
+        update = jax.jit(
+            lambda *state, optimizer=optimizer: optim.apply(*state[:2], optimizer, state[2])
+        )
+        state = optimizer.init(params)
+        for _ in range(300):
+            params, state = update(params, state, {"w": jnp.ones(500)})
+        assert params["w"].dtype == dtype
+        moved[dtype] = np.asarray(optim.values(params, state, optimizer)["w"]) - first
+    np.testing.assert_allclose(moved[jnp.float32], -3e-4, rtol=1e-2)
+    np.testing.assert_allclose(moved[jnp.bfloat16], moved[jnp.float32], rtol=1e-2)
+    # The parameter itself is what its master rounds to.
+    shown = np.asarray(params["w"], np.float32) - first
+    np.testing.assert_allclose(shown.mean(), -3e-4, rtol=0.1)
+
+
 def test_low_precision_parameters_are_updated_in_float32():
     # Each update rounds the sum once; rounding the update itself to bfloat16 would lose it.
     params = {"w": jnp.full((4,), 1.0, jnp.bfloat16)}

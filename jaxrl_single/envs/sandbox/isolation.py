@@ -92,17 +92,9 @@ def choose(name: str) -> Isolation:
     )
 
 
-def best() -> Isolation:
-    """The one of "auto", or none: for code of our own, which needs limits and a deadline only."""
-    try:
-        return choose("auto")
-    except NoIsolation:
-        return _ALL["none"]
-
-
 def notice(isolation: Isolation) -> str:
     """Which isolation is active, for people."""
-    return f"isolation of the Python tool: {isolation.description}"
+    return f"isolation of what the model writes: {isolation.description}"
 
 
 def announce(isolation: Isolation) -> None:

@@ -6,21 +6,23 @@ import json
 import os
 import sys
 
-from jaxrl_single.envs.sandbox import walls
+from jaxrl_single.envs.sandbox import syscalls, walls
 
 
 def main(text: str) -> None:
-    """Tries the walls, if the settings (JSON) say so; another program may have built them."""
+    """Tries the walls, and builds them first if the settings (JSON) say so."""
     settings = json.loads(text)
-    if not settings["build"]:
-        return
     try:
+        if not settings["build"]:
+            syscalls.refuse()
+            return
         number = os.getpid()
         walls.leave()
         pid = os.fork()
         if pid == 0:
             walls.build(walls.View(**settings["view"]), tmp_mb=1)
             walls.give_up_rights(number)
+            syscalls.refuse()
             os._exit(0)
     except OSError as error:
         print(error, file=sys.stderr, flush=True)

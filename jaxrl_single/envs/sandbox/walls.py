@@ -16,6 +16,8 @@ import os
 import pathlib
 import signal
 
+from jaxrl_single.envs.sandbox import libc
+
 _NEW_MOUNTS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 _NEW_USER, _NEW_PIDS, _NEW_NET = 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
@@ -30,8 +32,6 @@ _NOBODY = 65534
 _FIRST_UID = 0x70000000  # of users that nobody else has
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _BASE = "/tmp"  # some directory; what is mounted on it is seen in the new namespace only
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def leave() -> None:
     """
     uid, gid = os.geteuid(), os.getegid()
     kinds = _NEW_MOUNTS | _NEW_CGROUP | _NEW_UTS | _NEW_IPC | _NEW_PIDS | _NEW_NET
-    _call("unshare", kinds if uid == 0 else kinds | _NEW_USER)
+    libc.call("unshare", kinds if uid == 0 else kinds | _NEW_USER)
     if uid != 0:
         pathlib.Path("/proc/self/setgroups").write_text("deny")
         pathlib.Path("/proc/self/uid_map").write_text(f"{_NOBODY} {uid} 1")
@@ -71,7 +71,7 @@ def build(view: View, *, tmp_mb: int) -> None:
     # By descriptor, because the first mount below may hide the sources.
     sources = {path: os.open(path, os.O_PATH) for path in sorted(view.paths)}
     sources |= {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
-    _call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    libc.call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     _mount("tmpfs", _BASE, _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
     root = f"{_BASE}/root"
     for name in ("proc", "tmp"):
@@ -91,8 +91,8 @@ def build(view: View, *, tmp_mb: int) -> None:
     _set_attributes(_BASE, _ATTR_RDONLY, recursive=False)
     os.chdir(_BASE)
     # The old root ends up on top of the new one, at the same place.
-    _call("pivot_root", b".", b".")
-    _call("umount2", b".", _MNT_DETACH)
+    libc.call("pivot_root", b".", b".")
+    libc.call("umount2", b".", _MNT_DETACH)
     os.chroot("root")
     os.chdir("/tmp")
 
@@ -108,22 +108,22 @@ def give_up_rights(number: int) -> None:
     Raises:
       OSError: the system does not allow it.
     """
-    for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # the last one was dropped
+    with contextlib.suppress(OSError):  # by which the system says that there are no more
+        for capability in range(64):
+            libc.call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
     if os.geteuid() == 0:
         _become(_FIRST_UID + number)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _call("capset", header, (ctypes.c_uint32 * 6)())
-    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.call("capset", header, (ctypes.c_uint32 * 6)())
+    libc.call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     # A change of user makes /proc/self belong to root.
-    _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
+    libc.call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
     die_with_parent()
 
 
 def die_with_parent() -> None:
     """The process gets SIGKILL when its parent ends. A change of user or of rights undoes it."""
-    _call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    libc.call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _become(uid: int) -> None:
@@ -146,7 +146,7 @@ def _bind(source: int, target: str, *, read_only: bool) -> None:
     else:
         place.touch()
     path = f"/proc/self/fd/{source}".encode()
-    _call("mount", path, target.encode(), None, _MS_BIND | _MS_REC, None)
+    libc.call("mount", path, target.encode(), None, _MS_BIND | _MS_REC, None)
     if read_only:
         flags = _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
         _set_attributes(target, flags, recursive=True)
@@ -154,27 +154,18 @@ def _bind(source: int, target: str, *, read_only: bool) -> None:
 
 def _mount(kind: str, target: str, flags: int, options: str | None) -> None:
     data = None if options is None else options.encode()
-    _call("mount", kind.encode(), target.encode(), kind.encode(), flags, data)
+    libc.call("mount", kind.encode(), target.encode(), kind.encode(), flags, data)
 
 
 def _set_attributes(path: str, flags: int, *, recursive: bool) -> None:
     attributes = (ctypes.c_uint64 * 4)(flags, 0, 0, 0)  # to set, to clear, propagation, user
-    result = _libc.syscall(
+    libc.call(
+        "syscall",
         _SYS_MOUNT_SETATTR,
         _AT_FDCWD,
         path.encode(),
         _AT_RECURSIVE if recursive else 0,
         ctypes.byref(attributes),
         ctypes.c_size_t(ctypes.sizeof(attributes)),
+        known_as="mount_setattr",
     )
-    _check(result, "mount_setattr")
-
-
-def _call(name: str, *arguments: object) -> None:
-    _check(getattr(_libc, name)(*arguments), name)
-
-
-def _check(result: int, name: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -30,6 +30,7 @@ import traceback
 from typing import Any
 
 from jaxrl_single.envs.sandbox import limits as limits_lib
+from jaxrl_single.envs.sandbox import syscalls
 
 _PR_SET_PDEATHSIG = 1
 _INIT_AND_CHILD = 2  # process ids of the first two in a namespace
@@ -60,6 +61,7 @@ class Worker:
 
         Raises:
           RuntimeError: it says alone and is not: then it would end the processes of others.
+          OSError: its memory can't be bounded, see `syscalls.refuse`.
         """
         if alone and os.getpid() > _INIT_AND_CHILD:
             raise RuntimeError(f"process {os.getpid()} is not in a namespace of its own")
@@ -67,6 +69,8 @@ class Worker:
         self._output_chars = output_chars
         self._alone = alone
         self._capture = os.memfd_create("output")
+        if alone:
+            syscalls.refuse()
         self._error = ""
         self._pid = os.getpid()
         self._variables: dict[str, Any] = {"__name__": "__main__"}

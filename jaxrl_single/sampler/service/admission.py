@@ -108,26 +108,29 @@ class Admission:
         """
         self._refuse(engine, sessions)
         request = object()
+        known = self._idle_since.keys() & set(sessions)
         for session in sessions:
             self._busy[session] = request
             self._idle_since.pop(session, None)
-        if engine is not self._router.following:
-            self._pinned.update(dict.fromkeys(sessions, engine))
-        ended = once
+            self._route(session, engine)
+        lasting = set() if once else set(sessions)
         try:
             yield
         except (asyncio.CancelledError, ConnectionError):
-            ended = True
+            lasting = set()
+            raise
+        except Exception:
+            lasting &= known  # a request that was refused begins no session
             raise
         finally:
             for session in sessions:
                 if self._busy.get(session) is not request:
                     continue  # released meanwhile
                 del self._busy[session]
-                if ended:
-                    self.release(session)
-                else:
+                if session in lasting:
                     self._idle_since[session] = time.monotonic()
+                else:
+                    self.release(session)
 
     def release(self, session: str) -> None:
         """Ends the session, wherever it is; unknown ones are ignored."""
@@ -149,11 +152,22 @@ class Admission:
                 wanted[engine] -= 1
                 self.release(session)
 
+    def _route(self, session: str, engine: engine_lib.Engine) -> None:
+        """Notes which engine has the session; a pinned one that had it until now forgets it."""
+        if engine is self._router.following:
+            return
+        before = self._pinned.get(session)
+        if before is not None and before is not engine:
+            before.release(session)
+        self._pinned[session] = engine
+
     def _refuse(self, engine: engine_lib.Engine, sessions: Sequence[str]) -> None:
         busy = self._busy.keys() & set(sessions)
         if busy:
             message = f"session {min(busy)!r} has an unfinished request; it may have one"
             raise http_errors.ApiError(409, message, code="session_busy", retry_after_s=_RETRY_S)
+        if set(sessions) <= self._idle_since.keys():
+            return  # they have their slots, and will give them back the sooner
         waiting = engine.num_waiting
         if waiting >= self._max_waiting:
             message = f"{waiting} requests wait for a slot already; try again later"

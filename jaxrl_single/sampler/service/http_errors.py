@@ -73,13 +73,16 @@ def wrong(message: str, param: str | None = None, code: str | None = None) -> Ap
 def from_exception(error: Exception) -> ApiError:
     """The answer to any exception of a handler.
 
-    ValueError comes from the engine's checks of a request, RuntimeError from an engine that failed
-    or was stopped; whatever else is a mistake of ours, and is logged.
+    ValueError comes from the engine's checks of a request, RecursionError from what is nested too
+    deeply in one, any other RuntimeError from an engine that failed or was stopped; whatever else
+    is a mistake of ours, and is logged.
     """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValueError):
         return wrong(str(error))
+    if isinstance(error, RecursionError):
+        return wrong("the request is nested too deeply")
     if isinstance(error, RuntimeError):
         return ApiError(503, str(error), code="sampler_unavailable")
     _log.error("a request failed", exc_info=error)

@@ -131,7 +131,7 @@ def completion_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -
     found = fields_lib.Fields(body)
     prompts = openai_prompts.of_completion(found.take("prompt"), text)
     found.refuse_unless(_NEUTRAL_COMPLETION)
-    top = found.integer("logprobs", None, 0, limits.max_top_logprobs)
+    top = _alternatives(found, "logprobs", None, limits)
     echo = found.boolean("echo")
     max_tokens = found.integer("max_tokens", _COMPLETION_TOKENS, 1 - echo, limits.max_tokens)
     return _call(
@@ -158,7 +158,7 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
     tools = openai_tools.of_call(found, schemas, limits.tool_format)
     found.refuse_unless(_NEUTRAL_CHAT)
     logprobs = found.boolean("logprobs")
-    top = found.integer("top_logprobs", 0, 0, limits.max_top_logprobs)
+    top = _alternatives(found, "top_logprobs", 0, limits)
     if top and not logprobs:
         raise http_errors.wrong("top_logprobs needs logprobs = true", "top_logprobs")
     older = found.integer("max_tokens", limits.max_tokens, 1, limits.max_tokens)
@@ -232,6 +232,20 @@ def _call(
     return call
 
 
+def _alternatives(
+    found: fields_lib.Fields, name: str, default: int | None, limits: Limits
+) -> int | None:
+    """So many of the likeliest tokens; 0 still gives the log-probs of the sampled ones."""
+    count = found.integer(name, default, 0, 2**31 - 1)
+    if count is not None and count > limits.max_top_logprobs:
+        raise http_errors.wrong(
+            f"{name} is {count}, and this server tells at most {limits.max_top_logprobs} of the "
+            f"likeliest tokens (sampler.top_logprobs of its config)",
+            name,
+        )
+    return count
+
+
 def _num_choices(found: fields_lib.Fields, num_prompts: int, session: str | None) -> int:
     num_choices = found.integer("n", 1, 1, MAX_CHOICES)
     if num_prompts * num_choices > MAX_CHOICES:
@@ -250,6 +264,9 @@ def _settings(found: fields_lib.Fields, text: text_lib.Text) -> dict[str, Any]:
         raise http_errors.wrong("top_p is 0, it must be above; use temperature = 0", "top_p")
     top_k = found.integer("top_k", 0, -1, 2**31 - 1)
     stop_token_ids = found.ids("stop_token_ids")
+    strings = found.strings("stop")
+    special = {string: _special_token(string, text) for string in strings}
+    stop_token_ids += tuple(token for token in special.values() if token is not None)
     if not found.boolean("ignore_eos"):
         stop_token_ids = tuple(dict.fromkeys((*text.stop_token_ids, *stop_token_ids)))
     return {
@@ -257,12 +274,24 @@ def _settings(found: fields_lib.Fields, text: text_lib.Text) -> dict[str, Any]:
         "top_p": top_p,
         "top_k": max(top_k, 0),  # -1 is off, too
         "min_p": found.number("min_p", 0.0, 0.0, 1.0),
-        "stop": found.strings("stop"),
+        "stop": tuple(string for string in strings if special[string] is None),
         "stop_token_ids": stop_token_ids,
         "logit_bias": _logit_bias(found.mapping("logit_bias")),
         "allowed_token_ids": found.ids("allowed_token_ids"),
         "policy_version": found.integer("policy_version", None, 0, 2**31 - 1),
     }
+
+
+def _special_token(string: str, text: text_lib.Text) -> int | None:
+    """The special token that is written so: text does not show it, so its id must stop instead."""
+    try:
+        found = text.encode(string)
+    except ValueError:  # letters that the model does not know
+        return None
+    for token in found:
+        if text.decode([token], keep_special=True) == string and not text.decode([token]):
+            return token
+    return None
 
 
 def _logit_bias(given: dict[str, Any]) -> tuple[tuple[int, float], ...]:

@@ -135,6 +135,7 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
         raise http_errors.wrong(f"{where}: a tool call has no function", "messages")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # the template shows what the model wrote instead
+        # The template shows what the model wrote instead.
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return call | {"function": function | {"arguments": arguments}}

@@ -52,18 +52,28 @@ def take_schemas(found: fields_lib.Fields) -> list[dict[str, Any]]:
     Raises:
       ApiError: 400, a tool is malformed, or the choice is one that cannot be forced.
     """
-    tools = found.take("tools")
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
+    tools = found.take("tools") or []
+    if not isinstance(tools, list):
         raise http_errors.wrong("tools must be a list of objects", "tools")
+    for number, tool in enumerate(tools):
+        _check_schema(tool, f"tools[{number}]")
     choice = found.take("tool_choice")
     if choice not in (None, "auto", "none"):
         raise http_errors.wrong(
             f"tool_choice = {choice!r:.80} is not supported; allowed are 'auto' and 'none'",
             "tool_choice",
         )
-    return [] if choice == "none" else tools or []
+    return [] if choice == "none" else tools
+
+
+def _check_schema(tool: Any, where: str) -> None:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise http_errors.wrong(
+            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}', "tools"
+        )
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise http_errors.wrong(f"{where}: parameters must be a JSON schema, an object", "tools")
 
 
 def of_call(

@@ -49,6 +49,7 @@ class Server:
         max_tokens_limit: int = 2**16,
         model_name: str = "policy",
         max_top_logprobs: int = 0,
+        topk: int = 0,
         idle_s: float = 60.0,
         tool_format: str = "",
     ):
@@ -63,7 +64,8 @@ class Server:
           max_waiting: requests that may wait for a slot; more are answered with 429.
           max_tokens_limit: most new tokens that one request may ask for.
           model_name: what clients call the model.
-          max_top_logprobs: likeliest tokens that the engines record.
+          max_top_logprobs: likeliest tokens that OpenAI's endpoints tell; engines record as many.
+          topk: of those, how many an answer of /generate has.
           tool_format: how the model calls tools, of envs/tool_formats.py; empty = as its chat
             template shows it, or not at all.
           idle_s: a session idle for so many seconds loses its slot to a request that waits for one.
@@ -85,6 +87,7 @@ class Server:
         self._token = token
         self._max_tokens_limit = max_tokens_limit
         self._idle_s = idle_s
+        self._topk = topk
         self._admission = admission.Admission(router, max_waiting=max_waiting)
         self._app = web.Application(
             client_max_size=max_body_bytes, middlewares=[http_errors.as_json, self._authorise]
@@ -164,6 +167,7 @@ class Server:
         engine = await self._admission.engine_for(request.policy_version)
         with self._admission.in_flight(engine, [request.session], once=False):
             completion = await asyncio.wrap_future(engine.submit(request))
+        completion = wire.with_topk(completion, self._topk)
         return web.json_response(wire.completion_to_json(completion))
 
     async def _release(self, http: web.Request) -> web.Response:

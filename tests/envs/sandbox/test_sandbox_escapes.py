@@ -193,6 +193,26 @@ def test_memory_bomb(interpreters, code):
     assert after.output == "2\n"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.memfd_create('x')",
+        "libc.syscall(447, 0)",  # memfd_secret
+        "libc.shmget(0, 2**20, 0o1600)",
+        "libc.semget(0, 1, 0o1600)",
+        "libc.msgget(0, 0o1600)",
+    ],
+)
+def test_memory_that_is_not_mapped_cannot_be_had(interpreters, call):
+    code = f"""
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        if {call} < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    """
+    _fails(interpreters, code, "OSError: [Errno 38]")
+
+
 def test_endless_loop_keeps_the_variables(interpreters):
     _, loop, after = sandbox_lab.run(interpreters, "x = 5", "while True: pass", "x", timeout_s=1.0)
     assert (loop.outcome, loop.kept) == ("timeout", True)

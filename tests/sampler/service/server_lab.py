@@ -112,7 +112,7 @@ def serving(engine, weights=None, *, text=TEXT, **options):
     def run(coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
-    server = server_lib.Server(router, text, **({"max_top_logprobs": TOPK} | options))
+    server = server_lib.Server(router, text, **({"max_top_logprobs": TOPK, "topk": TOPK} | options))
     try:
         run(server.start())
         yield Service(server, router)

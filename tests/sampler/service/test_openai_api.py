@@ -65,6 +65,35 @@ def test_every_field_reaches_the_engine():
     assert chat_call(max_completion_tokens=3, max_tokens=9).settings["max_new_tokens"] == 3
 
 
+def test_a_stop_string_that_is_a_special_token_stops_by_its_id():
+    end, frame = TEXT.decode([END], keep_special=True), "<user>"
+    settings = completion(stop=[end, "ab", frame], ignore_eos=True).settings
+    assert settings["stop"] == ("ab",)
+    assert settings["stop_token_ids"] == (END, *TEXT.encode(frame))
+    # Others are looked for in the text, which shows them.
+    assert completion(stop="<call>").settings["stop"] == ("<call>",)
+
+
+def test_more_alternatives_than_there_are_name_the_setting():
+    for call, name in ((completion, "logprobs"), (chat_call, "top_logprobs")):
+        with pytest.raises(
+            http_errors.ApiError, match=r"is 4, .* at most 3 .*top_logprobs"
+        ) as found:
+            call(**({"logprobs": True} | {name: 4}))
+        assert (found.value.status, found.value.param) == (400, name)
+    assert completion(logprobs=0).logprobs
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [1, {}, {"function": None}, {"function": {}}, {"function": {"name": "f", "parameters": [1]}}],
+)
+def test_malformed_tools_are_refused(tool):
+    with pytest.raises(http_errors.ApiError, match=r"tools\[1\]") as found:
+        chat_call(tools=[{"type": "function", "function": {"name": "f"}}, tool])
+    assert found.value.status == 400
+
+
 def test_choices_have_one_seed_and_sessions_of_their_own():
     call = completion(prompt=["1+2", [4, 5]], n=2, seed=7)
     requests = call.requests()
