@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pathlib
+import textwrap
 import time
 
 import pytest
@@ -11,6 +12,9 @@ from jaxrl_single.envs.sandbox import isolation, limits, pool
 
 # An answer comes so much later than its deadline at most: grace, restart, and a busy machine.
 LATE_S = 10.0
+SPARES = 1  # of the pool that is attacked
+OURS = {"1", "2"}  # process ids of the interpreter, or of bubblewrap and the interpreter
+SECRET = "swordfish-7431"  # in the environment of whoever starts the sandbox
 # Small, so that the attacks on them are short.
 LIMITS = limits.Limits(memory_mb=400, processes=8, cpu_s=20, file_mb=8, output_chars=2000)
 
@@ -42,6 +46,19 @@ def run(interpreters, *codes, timeout_s=5.0):
 def run_one(interpreters, code, timeout_s=5.0):
     """The result of one piece of code in an interpreter of its own."""
     return run(interpreters, code, timeout_s=timeout_s)[0]
+
+
+def attempt(interpreters, code, timeout_s=5.0):
+    """The result of an indented piece of code in an interpreter of its own."""
+    return run_one(interpreters, textwrap.dedent(code), timeout_s)
+
+
+def fails(interpreters, code, *errors):
+    """Code that raises one of these: beginnings of the last line of a traceback."""
+    result = attempt(interpreters, code)
+    assert result.outcome == "error"
+    last_line = result.error.splitlines()[-1]
+    assert last_line.startswith(errors), last_line
 
 
 def children(pid=None):
