@@ -33,10 +33,17 @@ def write(directory: os.PathLike[str] | str, batch: Iterable[types.Ticket]) -> N
         workdir.write_json(path, tickets.to_json(ticket))
 
 
-def clear(directory: os.PathLike[str] | str) -> None:
-    """Withdraws all tickets; a trainer does so when it starts, and then issues what is open."""
-    for path in _files(pathlib.Path(directory)):
+def clear(directory: os.PathLike[str] | str) -> list[int]:
+    """Withdraws all tickets; a trainer does so when it starts, and then issues what is open.
+
+    Returns:
+      Their numbers, which a worker may hold still.
+    """
+    paths = _files(pathlib.Path(directory))
+    for path in paths:
         path.unlink(missing_ok=True)
+    numbers = [path.stem.partition("-")[0] for path in paths]
+    return [int(number) for number in numbers if number.isdecimal()]
 
 
 class FileTickets:

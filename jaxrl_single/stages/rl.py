@@ -8,6 +8,7 @@ The sampler goes on with older weights while this loop trains; all waiting is in
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -22,8 +23,10 @@ from jaxrl_single.data import token_batch
 from jaxrl_single.stages import gate, records, rollouts
 from jaxrl_single.trainer import state as state_lib
 from jaxrl_single.trainer import step as step_lib
+from jaxrl_single.weights import base as weights_base
 
 PURPOSE = "rl"
+_log = logging.getLogger(__name__)
 
 
 class Diverged(RuntimeError):
@@ -169,18 +172,21 @@ def record_evaluation(loop: Loop, purpose: str, episodes: list[types.Trajectory]
     """Records an evaluation that was asked for under "STAGE@STEP"; returns its result."""
     stage, _, step = purpose.partition("@")
     version = episode_version(episodes)
-    extra = {}
-    if version is not None:
-        extra = gate.measure(
-            loop.mismatch,
-            loop.fetch(version),
-            episodes,
-            loop.pack_evaluation,
-            limit=loop.config.batch.num_trajectories,
-        )
+    extra = {} if version is None else _mismatch(loop, version, episodes)
     return loop.records.evaluation(
         stage, int(step), -1 if version is None else version, episodes, extra
     )
+
+
+def _mismatch(loop: Loop, version: int, episodes: list[types.Trajectory]) -> dict[str, float]:
+    """Sampler against trainer on the episodes; {} when the weights are gone."""
+    try:
+        params = loop.fetch(version)
+    except weights_base.MissingVersion as error:
+        _log.warning("an evaluation is not compared with the trainer's numbers: %s", error)
+        return {}
+    limit = loop.config.batch.num_trajectories
+    return gate.measure(loop.mismatch, params, episodes, loop.pack_evaluation, limit=limit)
 
 
 def episode_version(episodes: list[types.Trajectory]) -> int | None:

@@ -112,11 +112,13 @@ class Rollouts:
         self._finished: list[str] = []  # consumed; their files go when a checkpoint covers them
         self._errors: collections.Counter[str] = collections.Counter()
         self._first_error: types.EpisodeError | None = None
+        self._newest_seen = -1  # version that sampled a token of a trajectory
         self._last_arrival = time.monotonic()
 
     def publish(self, params: weights_base.Params, *, step: int) -> int:
         """Makes the parameters the next version; returns its number."""
-        version = max(self.version, self._newest_published()) + 1
+        # What was sampled tells of versions that are gone: weights may lie where a reboot clears.
+        version = max(self.version, self._newest_published(), self._newest_seen) + 1
         self.params_sha256 = self._weights.publish(version, params, metadata={"step": step})
         self.version = version
         # Those of finished evaluations too, which are still to be scored again.
@@ -137,8 +139,9 @@ class Rollouts:
         """Deletes trajectories that no open ticket of the book asked for; returns how many.
 
         They come from steps that were lost with a killed process; their tasks are drawn again.
+        Attempts that failed are made again, for the cause may have been mended meanwhile.
         """
-        self.collect()
+        self.collect(forgive=True)
         strangers, self._strangers = self._strangers, set()
         self.store.forget(strangers)
         return len(strangers)
@@ -249,11 +252,26 @@ class Rollouts:
         for purpose in known:
             self._evaluated.pop(purpose, None)
 
-    def collect(self) -> None:
-        """Reads what has arrived in the store since the last call."""
+    def renew_evaluations(self, same_as_newest: int) -> list[str]:
+        """Gives up evaluations whose weights are gone and returns their purposes.
+
+        Those of `same_as_newest`, whose parameters are the newest version too, are ordered anew.
+        """
+        there = {*self._weights.versions(), None}
+        asked = [*self.book.in_flight("eval"), *self.book.stored("eval")]
+        lost = {one.purpose: one.policy_version for one in asked if one.policy_version not in there}
+        self.forget_evaluations(lost)
+        for purpose, version in lost.items():
+            if version == same_as_newest:
+                num_tasks = sum(ticket.purpose == purpose for ticket in asked)
+                self.request_evaluation(purpose, num_tasks=num_tasks, version=self.version)
+        return [purpose for purpose, version in lost.items() if version != same_as_newest]
+
+    def collect(self, *, forgive: bool = False) -> None:
+        """Reads what has arrived since the last call; `forgive` forgets attempts that failed."""
         for split in types.SPLITS:
             for key in self.store.scan(split):
-                self._arrive(key)
+                self._arrive(key, forgive=forgive)
 
     def queued(self) -> int:
         """Finished trajectories that wait to be trained."""
@@ -275,8 +293,7 @@ class Rollouts:
           state: of `state()`.
           used: see `TicketBook.restore`.
 
-        Returns:
-          Number of trajectories that were forgotten, see `forget_strangers`.
+        Returns what `forget_strangers` returns.
         """
         self.book.restore(state["book"], used=used)
         self.version = state["version"]
@@ -317,22 +334,27 @@ class Rollouts:
             batch += members
         return batch if len(batch) == count else []
 
-    def _arrive(self, key: str) -> None:
+    def _arrive(self, key: str, *, forgive: bool) -> None:
         self._last_arrival = time.monotonic()
         if not self.book.is_open(key):
             self._strangers.add(key)
             return
+        trajectory: types.Trajectory | None = None
         try:
             trajectory = self.store.read(key)
+            error = trajectory.error
         except store_lib.Rejected as rejected:
             error = types.EpisodeError("sampler", str(rejected))
-            self._fail(key, error)
-            return
-        if trajectory.error is not None:
-            if self._fail(key, trajectory.error) is None and trajectory.split == "eval":
-                self._evaluated[trajectory.purpose].append(trajectory)
-            self._finished.append(key)
+        if error is not None and forgive:
+            self.store.forget([key])
+        elif error is not None:
+            retry = self._fail(key, error)
+            if trajectory is not None:
+                self._finished.append(key)
+                if retry is None and trajectory.split == "eval":
+                    self._evaluated[trajectory.purpose].append(trajectory)
         elif self.book.mark_stored(key):
+            self._newest_seen = max(self._newest_seen, int(trajectory.policy_versions.max()))
             if trajectory.split == "eval":
                 self._evaluated[trajectory.purpose].append(trajectory)
             else:

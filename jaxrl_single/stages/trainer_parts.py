@@ -14,7 +14,7 @@ from jaxrl_single import store as store_lib
 from jaxrl_single import workdir
 from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
-from jaxrl_single.data import packing, prompts, tickets
+from jaxrl_single.data import packing, prompts, ticket_files, tickets
 from jaxrl_single.models import api
 from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
 from jaxrl_single.stages import world as world_lib
@@ -136,11 +136,15 @@ def prefer_tasks(
         book.prefer(lambda task: float(weights[packing.task_number(task.id)]))
 
 
-def used_numbers(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:
-    """Every ticket number of this run that left a trace on disk."""
-    keys = [path.stem for path in paths.tickets.glob("*.json")]
-    keys += store.keys()
-    return [int(key.partition("-")[0]) for key in keys]
+def withdraw_tickets(paths: workdir.Workdir, store: store_lib.TrajectoryStore) -> list[int]:
+    """Withdraws what a trainer before this one had asked for.
+
+    Returns:
+      Every ticket number of this run that has left a trace on disk.
+    """
+    keys = store.keys()
+    stored = [int(key.partition("-")[0]) for key in keys]
+    return [*ticket_files.clear(paths.tickets), *stored]
 
 
 def rollout_settings(config: ml_collections.ConfigDict) -> rollouts.Settings:

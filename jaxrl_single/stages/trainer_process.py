@@ -20,7 +20,7 @@ import ml_collections
 
 from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import types, workdir
-from jaxrl_single.data import ticket_files, token_batch
+from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import (
     build,
@@ -231,32 +231,33 @@ class Trainer:
 
     def _restore_rollouts(self, metadata: dict[str, Any], params: api.Params) -> None:
         known = self.records.resume(metadata["steps"])
-        lost = self.rollouts.restore(
-            metadata["rollouts"],
-            # Numbers name the randomness: sync mode repeats them, local mode never does.
-            used=() if self.sync else trainer_parts.used_numbers(self.paths, self.rollouts.store),
-        )
+        used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
+        # Numbers name the randomness: sync mode repeats them, local mode never does.
+        lost = self.rollouts.restore(metadata["rollouts"], used=() if self.sync else used)
         self.rollouts.forget_evaluations(known)
         if lost:
             _log.warning(
                 "%d trajectories of steps after the checkpoint were forgotten with those steps",
                 lost,
             )
-        ticket_files.clear(self.paths.tickets)
         if self.sync:
             self.weights.forget_after(self.rollouts.version)
             self.rollouts.serve_again(jax.device_get(params))
         else:
+            restored = self.rollouts.version
             self._publish(params, step=metadata["steps"].get("rl") or 0)
+            for purpose in self.rollouts.renew_evaluations(restored):
+                _log.warning(
+                    "evaluation %s is given up: the weights it asked for are gone", purpose
+                )
         self.rollouts.resend()
 
     def _reset_rollouts(self) -> None:
         """Begins without a checkpoint of rollouts: nothing of a killed start is used."""
-        ticket_files.clear(self.paths.tickets)
+        used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
         if self.sync:
             self.weights.forget_after(-1)
         else:
-            used = trainer_parts.used_numbers(self.paths, self.rollouts.store)
             self.rollouts.book.restore(self.rollouts.book.state(), used=used)
         self.rollouts.forget_strangers()
 

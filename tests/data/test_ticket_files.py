@@ -122,3 +122,12 @@ def test_a_reader_beside_the_writer_sees_every_ticket_once_and_whole(tmp_path):
     seen += source.poll()
     assert sorted(seen, key=lambda t: t.number) == batch
     assert source.rejections == []
+
+
+def test_withdrawn_numbers_are_told(tmp_path):
+    """What a killed writer of another machine or somebody else left there is no ticket."""
+    ticket_files.write(tmp_path, [ticket(7, attempt=1), ticket(1_234_567_890)])
+    for name in (".tmp-HOST-12-000000123-0.json", "notes.json", "000000124-0.txt"):
+        (tmp_path / name).write_text("{}")
+    assert sorted(ticket_files.clear(tmp_path)) == [7, 1_234_567_890]
+    assert ticket_files.clear(tmp_path) == []

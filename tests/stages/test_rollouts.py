@@ -5,84 +5,15 @@ import itertools
 
 import numpy as np
 import pytest
+import rollouts_lab as lab
 
 from jaxrl_single import store as store_lib
 from jaxrl_single import types
-from jaxrl_single.data import prompts, tickets
 from jaxrl_single.stages import rollouts
 from jaxrl_single.weights import filesystem
 
-RUN = "run"
-PARAMS = {"w": np.arange(3, dtype=np.float32)}
 
-
-def task(number, ticks=1):
-    return types.Task(id=f"t{number}", question=f"{number}", answer="0", data={"ticks": ticks})
-
-
-def trajectory(ticket, version, *, actions=2, error=None):
-    mask = np.array([False] + [True] * actions)
-    length = len(mask)
-    return types.Trajectory(
-        run_id=ticket.run_id,
-        ticket=ticket.number,
-        attempt=ticket.attempt,
-        task_id=ticket.task.id,
-        group_id=ticket.group_id,
-        tokens=np.zeros(length, np.int32),
-        action_mask=mask,
-        rollout_logprobs=np.where(mask, -1, 0).astype(np.float32),
-        policy_versions=np.where(mask, version, types.NOT_SAMPLED).astype(np.int32),
-        turn_ids=np.zeros(length, np.int32),
-        rewards=np.zeros(length, np.float32),
-        entropies=np.zeros(length, np.float32),
-        segment_ids=np.ones(length, np.int32),
-        reward=None if error else 1.0,
-        terminated=error is None,
-        truncated=False,
-        split=ticket.split,
-        purpose=ticket.purpose,
-        success=None if error else True,
-        error=error,
-    )
-
-
-class Worker:
-    """Finishes a ticket after as many waits of the trainer as its task says."""
-
-    def __init__(self, store, *, slots=10**6, fails=lambda ticket: None):
-        self.store, self.slots, self.fails = store, slots, fails
-        self.version, self.stopping = None, False
-        self.waiting, self.running = collections.deque(), []
-        self.sent = []
-
-    def send(self, batch):
-        self.sent += batch
-        self.waiting.extend(batch)
-
-    def serve(self, version, params):
-        self.version = version
-
-    def check(self):
-        if self.stopping:
-            raise rollouts.Stopped
-
-    def wait(self):
-        while self.waiting and len(self.running) < self.slots:
-            ticket = self.waiting.popleft()
-            self.running.append([ticket, ticket.task.data.get("ticks", 1), self.version])
-        for item in list(self.running):
-            item[1] -= 1
-            if item[1] <= 0:
-                self.running.remove(item)
-                ticket, version = item[0], item[2]
-                actions = 2 * ticket.task.data.get("ticks", 1)
-                self.store.write(
-                    trajectory(ticket, version, actions=actions, error=self.fails(ticket))
-                )
-
-
-class UnevenWorker(Worker):
+class UnevenWorker(lab.Worker):
     """Members of a group take times of their own."""
 
     def __init__(self, store, rng, **options):
@@ -95,42 +26,15 @@ class UnevenWorker(Worker):
         super().wait()
 
 
-def make(directory, tasks, *, worker=None, **changes):
-    fields = dict(
-        batch_size=4,
-        group_size=1,
-        open_batches=4,
-        max_staleness=3,
-        temperature=1.0,
-        max_consecutive_errors=5,
-        no_progress_s=60.0,
-        keep_versions=2,
-        in_ticket_order=False,
-    )
-    max_attempts = changes.pop("max_attempts", 2)
-    store = store_lib.TrajectoryStore(directory / "trajectories", RUN)
-    worker = worker(store) if worker else Worker(store)
-    iterator = prompts.TaskIterator(tasks, seed=0, shuffle=False)
-    made = rollouts.Rollouts(
-        book=tickets.TicketBook(RUN, iterator, max_attempts=max_attempts),
-        store=store,
-        weights=filesystem.FileWeights(directory / "weights", RUN),
-        backend=worker,
-        eval_tasks=[task(1000 + i) for i in range(8)],
-        settings=rollouts.Settings(**{**fields, **changes}),
-    )
-    return made, worker
-
-
 def test_age_is_measured_at_consumption(tmp_path):
     """Finished at version 0, consumed at version 5, bound 3: not trained."""
-    made, _ = make(tmp_path, [task(i) for i in range(100)])
-    made.publish(PARAMS, step=0)
+    made, _ = lab.make(tmp_path, [lab.task(i) for i in range(100)])
+    made.publish(lab.PARAMS, step=0)
     first = made.take(4, purpose="rl").trajectories
     waiting = {t.key for t in made.book.stored()}
     assert waiting, "some work waits in the store, sampled by version 0"
     for step in range(1, 6):
-        made.publish(PARAMS, step=step)
+        made.publish(lab.PARAMS, step=step)
     taken = made.take(4, purpose="rl")
     assert {t.key for t in taken.dropped} == waiting
     assert {int(t.policy_versions.max()) for t in taken.trajectories} == {5}
@@ -142,10 +46,10 @@ def test_age_is_measured_at_consumption(tmp_path):
 @pytest.mark.parametrize("version", [0, 100])
 def test_admission_is_bounded_also_after_a_resume_at_a_high_version(tmp_path, version):
     """At most (max_staleness + 1) batches are open, not (version + ...) batches."""
-    made, worker = make(tmp_path, [task(i) for i in range(1000)])
+    made, worker = lab.make(tmp_path, [lab.task(i) for i in range(1000)])
     state = {"book": made.book.state(), "version": version}
     made.restore(state, used=())
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     assert made.version == version + 1
     made.top_up(purpose="rl")
     made.top_up(purpose="rl")
@@ -154,22 +58,22 @@ def test_admission_is_bounded_also_after_a_resume_at_a_high_version(tmp_path, ve
 
 def test_slow_episodes_are_not_starved(tmp_path):
     """Half the tasks take 1 tick, half 10, bound 2; trained is about the same mix."""
-    tasks = [task(i, ticks=1 if i % 2 else 10) for i in range(4000)]
-    made, _ = make(
+    tasks = [lab.task(i, ticks=1 if i % 2 else 10) for i in range(4000)]
+    made, _ = lab.make(
         tmp_path,
         tasks,
-        worker=lambda store: Worker(store, slots=8),
+        worker=lambda store: lab.Worker(store, slots=8),
         open_batches=3,
         max_staleness=2,
     )
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     trained, dropped = [], []
     for step in range(60):
         made.top_up(purpose="rl")
         taken = made.take(4, purpose="rl")
         trained += taken.trajectories
         dropped += taken.dropped
-        made.publish(PARAMS, step=step)
+        made.publish(lab.PARAMS, step=step)
     slow = [t for t in trained if t.num_actions == 20]
     slow_dropped = [t for t in dropped if t.num_actions == 20]
     assert 0.35 <= len(slow) / len(trained) <= 0.65
@@ -179,14 +83,14 @@ def test_slow_episodes_are_not_starved(tmp_path):
 
 def test_a_failed_episode_is_tried_again_and_never_a_reward(tmp_path):
     boom = types.EpisodeError("env", "ZeroDivisionError: boom\nTraceback ...")
-    made, worker = make(
+    made, worker = lab.make(
         tmp_path,
-        [task(i) for i in range(100)],
-        worker=lambda store: Worker(
+        [lab.task(i) for i in range(100)],
+        worker=lambda store: lab.Worker(
             store, fails=lambda t: boom if t.number == 1 and t.attempt == 0 else None
         ),
     )
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     trained = [t for _ in range(5) for t in made.take(4, purpose="rl").trajectories]
     assert made.take_errors() == {"env": 1}
     assert [(t.number, t.attempt) for t in worker.sent if t.number == 1] == [(1, 0), (1, 1)]
@@ -199,13 +103,13 @@ def test_a_failed_episode_is_tried_again_and_never_a_reward(tmp_path):
 def test_wanted_trajectories_come_although_tickets_fail_for_good(tmp_path):
     """A ticket that failed at every attempt is replaced, else the trainer would wait for ever."""
     boom = types.EpisodeError("env", "ValueError: boom")
-    made, _ = make(
+    made, _ = lab.make(
         tmp_path,
-        [task(i) for i in range(100)],
-        worker=lambda store: Worker(store, fails=lambda t: boom if t.number % 3 == 0 else None),
+        [lab.task(i) for i in range(100)],
+        worker=lambda store: lab.Worker(store, fails=lambda t: boom if t.number % 3 == 0 else None),
         no_progress_s=5.0,
     )
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     taken = made.take(6, purpose="value_pretraining", wanted=6)
     assert len(taken.trajectories) == 6
     assert made.queued() == 0
@@ -219,18 +123,18 @@ def groups_of(taken):
 
 def test_a_group_is_trained_whole_however_fast_its_members_are(tmp_path):
     rng = np.random.default_rng(0)
-    made, _ = make(
+    made, _ = lab.make(
         tmp_path,
-        [task(i) for i in range(1000)],
+        [lab.task(i) for i in range(1000)],
         worker=lambda store: UnevenWorker(store, rng, slots=10),
         batch_size=8,
         group_size=4,
         open_batches=3,
     )
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     for step in range(20):
         assert groups_of(made.take(8, purpose="rl")) == [4, 4]
-        made.publish(PARAMS, step=step)
+        made.publish(lab.PARAMS, step=step)
 
 
 @pytest.mark.parametrize("open_batches", [1, 2])
@@ -238,27 +142,29 @@ def test_a_group_that_lost_a_member_is_trained_without_it_and_starves_nobody(
     tmp_path, open_batches
 ):
     boom = types.EpisodeError("env", "ValueError: boom")
-    made, _ = make(
+    made, _ = lab.make(
         tmp_path,
-        [task(i) for i in range(100)],
-        worker=lambda store: Worker(store, fails=lambda t: boom if t.number in (1, 9) else None),
+        [lab.task(i) for i in range(100)],
+        worker=lambda store: lab.Worker(
+            store, fails=lambda t: boom if t.number in (1, 9) else None
+        ),
         batch_size=8,
         group_size=4,
         open_batches=open_batches,
         in_ticket_order=True,
         no_progress_s=5.0,
     )
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     found = [groups_of(made.take(8, purpose="rl")) for _ in range(5)]
     assert {len(groups) for groups in found} == {2}
     assert sorted(itertools.chain(*found)) == [3, 3] + [4] * 8
 
 
 def test_wanted_trajectories_need_no_whole_groups(tmp_path):
-    made, _ = make(
-        tmp_path, [task(i) for i in range(100)], group_size=4, batch_size=8, no_progress_s=5.0
+    made, _ = lab.make(
+        tmp_path, [lab.task(i) for i in range(100)], group_size=4, batch_size=8, no_progress_s=5.0
     )
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     taken = made.take(6, purpose="value_pretraining", wanted=6, whole_groups=False)
     assert len(taken.trajectories) == 6
 
@@ -269,8 +175,10 @@ def test_failures_in_a_row_stop_the_run_with_the_first_cause(tmp_path):
     def fails(ticket):
         return types.EpisodeError("reward", f"ValueError: cause of {ticket.number}")
 
-    made, _ = make(tmp_path, [task(i) for i in range(100)], worker=lambda s: Worker(s, fails=fails))
-    made.publish(PARAMS, step=0)
+    made, _ = lab.make(
+        tmp_path, [lab.task(i) for i in range(100)], worker=lambda s: lab.Worker(s, fails=fails)
+    )
+    made.publish(lab.PARAMS, step=0)
     with pytest.raises(
         rollouts.RolloutFailed, match=r"5 episodes failed in a row[\s\S]*cause of 0"
     ):
@@ -278,16 +186,16 @@ def test_failures_in_a_row_stop_the_run_with_the_first_cause(tmp_path):
 
 
 def test_nothing_arriving_is_an_error_not_a_hang(tmp_path):
-    made, worker = make(tmp_path, [task(i) for i in range(100)], no_progress_s=0.05)
+    made, worker = lab.make(tmp_path, [lab.task(i) for i in range(100)], no_progress_s=0.05)
     worker.wait = lambda: None
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     with pytest.raises(rollouts.RolloutFailed, match=r"no trajectory arrived.*16 tickets"):
         made.take(4, purpose="rl")
 
 
 def test_a_stop_is_heard_although_nothing_is_missing(tmp_path):
-    made, worker = make(tmp_path, [task(i) for i in range(100)])
-    made.publish(PARAMS, step=0)
+    made, worker = lab.make(tmp_path, [lab.task(i) for i in range(100)])
+    made.publish(lab.PARAMS, step=0)
     made.take(4, purpose="rl")
     assert made.queued() >= 4, "the next batch needs no waiting"
     worker.stopping = True
@@ -297,8 +205,8 @@ def test_a_stop_is_heard_although_nothing_is_missing(tmp_path):
 
 
 def test_torn_file_is_sampled_again(tmp_path):
-    made, worker = make(tmp_path, [task(i) for i in range(100)])
-    made.publish(PARAMS, step=0)
+    made, worker = lab.make(tmp_path, [lab.task(i) for i in range(100)])
+    made.publish(lab.PARAMS, step=0)
     made.top_up(purpose="rl")
     worker.wait()
     victim = store_lib.files(tmp_path / "trajectories", "train")[0]
@@ -311,12 +219,12 @@ def test_torn_file_is_sampled_again(tmp_path):
 
 
 def test_evaluation_keeps_its_version_until_it_is_done(tmp_path):
-    made, worker = make(tmp_path, [task(i) for i in range(100)])
-    version = made.publish(PARAMS, step=0)
+    made, worker = lab.make(tmp_path, [lab.task(i) for i in range(100)])
+    version = made.publish(lab.PARAMS, step=0)
     made.request_evaluation("rl@0", num_tasks=8, version=version)
     for step in range(1, 6):
-        made.publish(PARAMS, step=step)
-    assert version in filesystem.FileWeights(tmp_path / "weights", RUN).versions()
+        made.publish(lab.PARAMS, step=step)
+    assert version in filesystem.FileWeights(tmp_path / "weights", lab.RUN).versions()
     assert {t.policy_version for t in worker.sent if t.split == "eval"} == {version}
     assert made.take_evaluation("rl@0", wait=False) is None
     # Its episodes may be there before anybody asks for them, and are scored again after that.
@@ -324,34 +232,10 @@ def test_evaluation_keeps_its_version_until_it_is_done(tmp_path):
         made.take(4, purpose="rl")
     assert made.book.in_flight("eval") == []
     for step in range(6, 11):
-        made.publish(PARAMS, step=step)
-    assert version in filesystem.FileWeights(tmp_path / "weights", RUN).versions()
+        made.publish(lab.PARAMS, step=step)
+    assert version in filesystem.FileWeights(tmp_path / "weights", lab.RUN).versions()
     episodes = made.take_evaluation("rl@0", wait=True)
     assert [e.task_id for e in episodes] == [f"t{1000 + i}" for i in range(8)]
     assert made.open_evaluations() == []
-    made.publish(PARAMS, step=11)
-    assert version not in filesystem.FileWeights(tmp_path / "weights", RUN).versions()
-
-
-def test_kill_between_checkpoints_trains_each_task_once_in_the_lineage(tmp_path):
-    """2N steps == N steps, a kill, N steps: the same tasks, none twice, none skipped."""
-    tasks = [task(i) for i in range(1000)]
-    made, _ = make(tmp_path, tasks)
-    made.publish(PARAMS, step=0)
-    covered = [t for _ in range(3) for t in made.take(4, purpose="rl").trajectories]
-    state = made.state()
-    made.delete_covered()
-    lost = [t for _ in range(2) for t in made.take(4, purpose="rl").trajectories]  # then: kill
-
-    again, _ = make(tmp_path, tasks)
-    keys = again.store.keys()
-    used = [int(key.partition("-")[0]) for key in keys]
-    again.restore(state, used=used)
-    again.publish(PARAMS, step=3)
-    assert again.version > made.version, "versions are never reused"
-    again.resend()
-    trained = covered + [t for _ in range(6) for t in again.take(4, purpose="rl").trajectories]
-    ids = [t.task_id for t in trained]
-    assert len(set(ids)) == len(ids)
-    assert set(ids) <= {f"t{i}" for i in range(len(trained) + 16)}
-    assert {t.task_id for t in lost} <= set(ids), "what the kill took away is trained again"
+    made.publish(lab.PARAMS, step=11)
+    assert version not in filesystem.FileWeights(tmp_path / "weights", lab.RUN).versions()
