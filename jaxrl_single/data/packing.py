@@ -63,10 +63,9 @@ def pack(
 ) -> token_batch.TokenBatch:
     """Packs trajectories into a TokenBatch of numpy arrays.
 
-    Rows are filled first-fit, longest trajectory first, so the order within the batch is not the
-    order given; `source_index` leads back. The number of rows is the smallest of
-    `row_buckets` that holds everything. A trajectory longer than a row is possible only when it
-    has several segments: it then gets rows of its own.
+    Rows are filled first-fit, longest trajectory first; the arrays per trajectory are in the order
+    given. The number of rows is the smallest of `row_buckets` that holds everything. A trajectory
+    longer than a row is possible only when it has several segments: it then gets rows of its own.
 
     Args:
       trajectories: finished, of split "train", at most `num_trajectories`; fewer leave invalid
@@ -105,13 +104,9 @@ def pack(
     facts = _trajectory_arrays(trajectories, arrays, num_trajectories, on_limit)
     arrays |= _recorded_arrays(trajectories, arrays, recorded)
     if routing is not None:
-        arrays["expert_ids"] = _expert_ids(trajectories, arrays["source"], routing)
+        arrays["expert_ids"] = _expert_ids(trajectories, arrays["trajectory_index"], routing)
     shape = (num_rows // rows_per_micro_batch, rows_per_micro_batch)
-    tokens = {
-        name: array.reshape(shape + array.shape[1:])
-        for name, array in arrays.items()
-        if name != "source"
-    }
+    tokens = {name: array.reshape(shape + array.shape[1:]) for name, array in arrays.items()}
     return token_batch.TokenBatch(**tokens, **facts)
 
 
@@ -265,7 +260,7 @@ def _pieces(source: int, trajectory: types.Trajectory, row_length: int) -> list[
 
 
 def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: str):
-    """Arrays [num_rows, row_length], with `source` (place in the list) besides the fields."""
+    """The fields per token, [num_rows, row_length]."""
     shape = (num_rows, row_length)
     arrays = {name: np.zeros(shape, dtype) for name, dtype in _COPIED.items()}
     arrays["policy_versions"][:] = types.NOT_SAMPLED
@@ -274,8 +269,6 @@ def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: 
     arrays["positions"] = np.zeros(shape, np.int32)
     arrays["segment_ids"] = np.zeros(shape, np.int32)
     arrays["trajectory_index"] = np.full(shape, token_batch.PADDING, np.int32)
-    arrays["source"] = np.full(shape, -1, np.int32)
-    index_of: dict[int, int] = {}
     for row, pieces in enumerate(rows):
         column, segment = 0, 0
         for piece in pieces:
@@ -290,8 +283,7 @@ def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: 
             arrays["segment_ids"][there] = segment + opened
             arrays["positions"][there] = positions
             arrays["temperature"][there] = trajectory.temperature
-            arrays["trajectory_index"][there] = index_of.setdefault(piece.source, len(index_of))
-            arrays["source"][there] = piece.source
+            arrays["trajectory_index"][there] = piece.source
             segment += int(opened[-1])
             column += piece.stop - piece.start
     return arrays
@@ -300,24 +292,24 @@ def _token_arrays(trajectories, rows, num_rows: int, row_length: int, on_limit: 
 def _recorded_arrays(trajectories, arrays, recorded: Mapping[str, int]):
     """Rows of ACTION_FIELDS on the action tokens, [num_rows, row_length, width]; 0 elsewhere."""
     # The stream holds the tokens of a trajectory in order, so its action tokens are in order too.
-    source = np.where(arrays["action_mask"], arrays["source"], -1)
+    index = np.where(arrays["action_mask"], arrays["trajectory_index"], token_batch.PADDING)
     found = {
-        name: np.zeros((*source.shape, width), types.ACTION_FIELDS[name])
+        name: np.zeros((*index.shape, width), types.ACTION_FIELDS[name])
         for name, width in recorded.items()
     }
     for number, trajectory in enumerate(trajectories):
         for name, array in found.items():
-            array[source == number] = getattr(trajectory, name)
+            array[index == number] = getattr(trajectory, name)
     return found
 
 
-def _expert_ids(trajectories, source: np.ndarray, routing: Routing) -> np.ndarray:
+def _expert_ids(trajectories, index: np.ndarray, routing: Routing) -> np.ndarray:
     """[num_rows, row_length, layers, experts per token]; unknown on padding."""
-    shape = (*source.shape, routing.num_layers, routing.experts_per_token)
+    shape = (*index.shape, routing.num_layers, routing.experts_per_token)
     found = np.full(shape, types.UNKNOWN_EXPERT, types.ROUTING_FIELDS["expert_ids"])
     for number, trajectory in enumerate(trajectories):
         # The stream holds the tokens of a trajectory in order.
-        found[source == number] = trajectory.expert_ids
+        found[index == number] = trajectory.expert_ids
     return found
 
 
@@ -329,31 +321,26 @@ def _segments(segment_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _trajectory_arrays(trajectories, arrays, num_trajectories: int, on_limit: str):
-    """The fields [N], in the order of `trajectory_index`."""
-    index, source = arrays["trajectory_index"].ravel(), arrays["source"].ravel()
-    used = len(trajectories)
+    """The fields [N]."""
+    index = arrays["trajectory_index"].ravel()
     last_token = np.zeros(num_trajectories, np.int32)
-    source_index = np.full(num_trajectories, -1, np.int32)
     real = np.flatnonzero(index >= 0)
     last_token[index[real]] = real  # later assignments win, so the last token stays
-    source_index[index[real]] = source[real]
-    ordered = [trajectories[i] for i in source_index[:used]]
 
     def column(values, dtype, fill=0):
-        return np.array([*values, *[fill] * (num_trajectories - used)], dtype)
+        return np.array([*values, *[fill] * (num_trajectories - len(trajectories))], dtype)
 
-    cut = [_was_cut(trajectory) for trajectory in ordered]
+    cut = [_was_cut(trajectory) for trajectory in trajectories]
     bootstrap = column([on_limit == "bootstrap" and flag for flag in cut], np.bool_)
-    valid = column([True] * used, np.bool_)
+    valid = column([True] * len(trajectories), np.bool_)
     return {
-        "reward": column([trajectory.reward for trajectory in ordered], np.float32),
-        "group": column(_numbered([t.group_id for t in ordered]), np.int32, fill=-1),
-        "task": column([task_number(t.task_id) for t in ordered], np.int32, fill=-1),
+        "reward": column([trajectory.reward for trajectory in trajectories], np.float32),
+        "group": column(_numbered([t.group_id for t in trajectories]), np.int32, fill=-1),
+        "task": column([task_number(t.task_id) for t in trajectories], np.int32, fill=-1),
         "terminated": valid & ~bootstrap,
         "bootstrap": bootstrap,
-        "length": column([trajectory.num_actions for trajectory in ordered], np.int32),
+        "length": column([trajectory.num_actions for trajectory in trajectories], np.int32),
         "last_token": last_token,
-        "source_index": source_index,
         "valid": valid,
     }
 

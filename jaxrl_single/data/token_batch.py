@@ -21,8 +21,8 @@ class TokenBatch:
     """Packed rows, left-aligned, and facts about each trajectory.
 
     Reading the tokens row by row (all of micro-batch 0, then 1, ...) gives the *stream*: the tokens
-    of a trajectory follow one another in it, trajectories come in the order of their index, and
-    padding may lie between. Recursions (advantages) run over the stream; attention and
+    of a trajectory follow one another in it, trajectories come in any order, and padding may lie
+    between. Recursions (advantages) run over the stream; attention and
     positions are bounded by `segment_ids`. A trajectory may own several segments.
 
     Per token [M, B, T] (a micro-batch taken by `micro_batch` has [B, T]):
@@ -39,7 +39,7 @@ class TokenBatch:
       entropies: f32 nats, of the sampler.
       temperature: f32, at which the token was sampled.
 
-    Per trajectory [N]:
+    Per trajectory [N], in the order of arrival, which stateful baselines follow:
       reward: f32, sum over the episode.
       group: i32, the same number = the same group within the batch, else -1.
       task: i32, the same number = the same task, in every batch; -1 where not valid.
@@ -47,7 +47,6 @@ class TokenBatch:
       bootstrap: bool, the value after the last token stands for what would have come.
       length: i32, action tokens.
       last_token: i32, place of its last token in the stream; 0 where not valid.
-      source_index: i32, place in the list that was packed; -1 where not valid.
       valid: bool, the slot holds a trajectory.
 
     Optional per token, None when the algorithm does not ask for them: proximal_logprobs,
@@ -77,7 +76,6 @@ class TokenBatch:
     bootstrap: Array
     length: Array
     last_token: Array
-    source_index: Array
     valid: Array
     proximal_logprobs: Array | None = None
     ref_logprobs: Array | None = None
@@ -103,7 +101,6 @@ TRAJECTORY_FIELDS = frozenset(
         "bootstrap",
         "length",
         "last_token",
-        "source_index",
         "valid",
     )
 )

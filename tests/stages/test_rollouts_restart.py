@@ -1,12 +1,14 @@
 """What a trainer that starts again makes of the files that it finds."""
 
 import shutil
+import types as namespace
 
 import pytest
 import rollouts_lab as lab
 
 from jaxrl_single import types
-from jaxrl_single.stages import rollouts
+from jaxrl_single.stages import rl, rollouts
+from jaxrl_single.weights import filesystem
 
 
 def test_kill_between_checkpoints_trains_each_task_once_in_the_lineage(tmp_path):
@@ -102,3 +104,9 @@ def test_an_evaluation_whose_weights_are_gone_does_not_wait_for_them(tmp_path, r
         assert given_up == ["rl@25"]
         assert [t for t in worker.sent if t.split == "eval"] == []
     assert again.open_evaluations() == []
+
+
+def test_an_evaluation_is_recorded_although_its_weights_are_gone(tmp_path):
+    weights = filesystem.FileWeights(tmp_path, lab.RUN)
+    loop = namespace.SimpleNamespace(fetch=lambda version: weights.fetch(version)[0])
+    assert rl._mismatch(loop, 3, []) == {}

@@ -26,8 +26,7 @@ def test_scores_are_the_log_probs_of_a_table_at_the_temperature(bigram):
     batch = cases.pack(trajectories, rows=4, micro=2)
     logprobs, entropies = jax.device_get(score_of(params, batch))
     logits = np.asarray(params["unembedding"]["table"], np.float64).T
-    for number, source in enumerate(batch.source_index):
-        t = trajectories[source]
+    for number, t in enumerate(trajectories):
         scaled = logits[t.tokens[:-1]] / t.temperature
         table = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
         here = batch.trajectory_index == number
