@@ -67,20 +67,21 @@ class Files:
 def locate(directory: pathlib.Path) -> dict[str, pathlib.Path]:
     """Tensor name -> the file that holds it.
 
+    A whole checkpoint goes before an index, which an earlier one of several files has left.
+
     Raises:
       ValueError: no safetensors, a shard is missing, or the index contradicts the shards.
       OSError: a file cannot be read.
     """
-    index = directory / INDEX
-    if not index.exists():
-        single = directory / SINGLE
-        if not single.exists():
-            raise ValueError(
-                f"{directory}: neither {SINGLE} nor {INDEX}; other formats are not read, "
-                "convert them with save_pretrained of transformers"
-            )
+    single, index = directory / SINGLE, directory / INDEX
+    if single.exists():
         return dict.fromkeys(_names(single), single)
-    return _indexed(index)
+    if index.exists():
+        return _indexed(index)
+    raise ValueError(
+        f"{directory}: neither {SINGLE} nor {INDEX}; other formats are not read, "
+        "convert them with save_pretrained of transformers"
+    )
 
 
 def write(
@@ -123,14 +124,17 @@ def _indexed(index: pathlib.Path) -> dict[str, pathlib.Path]:
     if not isinstance(weight_map, dict):
         raise ValueError(f"{index}: expected an object weight_map from tensors to files")
     places = {}
+    held: dict[str, set[str]] = {}
     for file in sorted(set(map(str, weight_map.values()))):
         path = index.parent / file
         if path.parent != index.parent or not path.exists():
             raise ValueError(f"{index}: names the file {file!r}, which is not beside it")
-        places |= dict.fromkeys(_names(path), path)
+        held[file] = set(_names(path))
+        places |= dict.fromkeys(held[file], path)
     for name, file in weight_map.items():
-        if name not in places or places[name].name != file:
+        if name not in held[str(file)]:
             raise ValueError(f"{index}: {name} is not in {file}, as the index says")
+        places[name] = index.parent / file
     return places
 
 

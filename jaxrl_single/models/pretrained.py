@@ -242,7 +242,7 @@ def write_text(source: pathlib.Path, directory: pathlib.Path) -> None:
             if (source / name).exists():
                 shutil.copyfile(source / name, directory / name)
         if (source / _TEMPLATES).is_dir():
-            shutil.copytree(source / _TEMPLATES, directory / _TEMPLATES)
+            shutil.copytree(source / _TEMPLATES, directory / _TEMPLATES, dirs_exist_ok=True)
         return
     parts = gguf_tokenizer.read(gguf.File(source))
     gguf_tokenizer.write(parts, directory)

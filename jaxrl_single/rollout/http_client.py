@@ -98,9 +98,9 @@ class HttpClient:
           RuntimeError: no sampler has answered for `patience_s`; the last failure is the cause.
         """
         session = self._sessions.setdefault(request.session, _Session(request.session))
-        deadline = None
+        deadline, failure = None, None
         while not session.released:
-            failure, pause_s = None, 0.0
+            pause_s = 0.0
             self._settle(session)
             if session.url is None:
                 pause_s = self._choice.rest_s()
@@ -108,6 +108,8 @@ class HttpClient:
                 try:
                     return await self._ask(session, request)
                 except (_Lost, _Busy) as error:
+                    if session.released:
+                        break
                     failure, pause_s = error, self._note(session, error)
             deadline = deadline or time.monotonic() + self._patience_s
             if time.monotonic() + pause_s > deadline:
@@ -125,12 +127,12 @@ class HttpClient:
         if found is None:
             return
         found.released = True
-        if found.url is None:
+        url = self._leave(found)
+        if url is None:
             return
-        self._choice.leave(found.url)
         try:
             async with asyncio.timeout(_RELEASE_S):
-                await self._post(found.url, "release", {"session": found.name})
+                await self._post(url, "release", {"session": found.name})
         except (_Lost, _Busy, ValueError, TimeoutError) as error:
             _log.info("session %s was not released: %s", found.name, error)
 
@@ -151,9 +153,16 @@ class HttpClient:
             session.url = self._choice.take()
 
     def _lose(self, session: _Session) -> None:
-        self._choice.leave(session.url)
+        self._leave(session)
         session.losses += 1
-        session.url, session.settled = None, False
+        session.settled = False
+
+    def _leave(self, session: _Session) -> str | None:
+        """Takes its sampler from the session, once; returns which that was."""
+        url, session.url = session.url, None
+        if url is not None:
+            self._choice.leave(url)
+        return url
 
     def _note(self, session: _Session, error: _Lost | _Busy) -> float:
         """Books a failure; returns the seconds until the next try makes sense."""
@@ -166,8 +175,7 @@ class HttpClient:
         self._choice.busy(url, error.seconds)
         if session.settled:
             return error.seconds  # its cache is worth the wait
-        self._choice.leave(url)
-        session.url = None
+        self._leave(session)
         return 0.0
 
     async def _ask(self, session: _Session, request: wire.Request) -> wire.Completion:

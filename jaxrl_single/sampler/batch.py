@@ -112,10 +112,11 @@ class Batch:
         """Takes a new request; one of a session without a slot waits for `admit`."""
         session = job.request.session
         slot = self._slots.find(session)
-        if session in self._waiting or slot in self._jobs:
-            job.future.set_exception(
-                ValueError(f"session {session!r} has an unfinished request; it may have one")
-            )
+        waiting = self._waiting.get(session)
+        if slot in self._jobs or (waiting is not None and not waiting.future.cancelled()):
+            if job.future.set_running_or_notify_cancel():
+                problem = f"session {session!r} has an unfinished request; it may have one"
+                job.future.set_exception(ValueError(problem))
         elif slot is None:
             self._waiting[session] = job
         else:
@@ -124,11 +125,12 @@ class Batch:
     def admit(self) -> None:
         """Gives free slots to those who wait, in order."""
         while self._waiting and not self._slots.held.all():
-            job = self._waiting.pop(next(iter(self._waiting)))
+            session, job = next(iter(self._waiting.items()))
             if not job.future.cancelled():
                 slot = prefix.choose_slot(self._slots, self._pages, job.tokens)
-                self._slots.claim(job.request.session, slot)
+                self._slots.claim(session, slot)
                 self._begin(job, slot)
+            del self._waiting[session]  # not before it has the slot: others ask who needs one
 
     def release(self, session: str) -> None:
         """Ends the session; its unfinished request is answered as "cancelled"."""
@@ -163,6 +165,7 @@ class Batch:
         """
         self._shrink()
         if not self._slots.active.any():
+            self._stalled_since = None  # nobody has waited for the swap
             return False
         ready = self._make_room()
         waiting = self._share(ready)
@@ -194,6 +197,8 @@ class Batch:
         if not job.future.set_running_or_notify_cancel():
             return
         self._slots.begin(slot, job.request, job.tokens)
+        in_use = -(-int(self._slots.cached[slot]) // self._settings.page_size)
+        self._pages.give_back(slot, but_first=in_use)
         self._jobs[slot] = job
         if not self._slots.active[slot]:
             self._finish(slot, "length")

@@ -306,15 +306,17 @@ class Engine:
         return True
 
     def _take_in(self) -> bool:
-        with self._changed:
-            inbox, self._inbox = self._inbox, collections.deque()
-        for item in inbox:
+        count = len(self._inbox)
+        for _ in range(count):
+            # It leaves the inbox when it has its place: if this fails, all of the inbox is told.
+            item = self._inbox[0]
             if isinstance(item, str):
                 self._batch.release(item)
             else:
                 self._batch.accept(item)
+            self._inbox.popleft()
         self._batch.admit()
-        return bool(inbox)
+        return count > 0
 
     def _fail_all(self, error: Exception) -> None:
         with self._changed:

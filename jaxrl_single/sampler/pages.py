@@ -54,10 +54,10 @@ class Pages:
         self._owner[found] = slot
         self.counts[slot] = count
 
-    def give_back(self, slot: int) -> None:
-        """Frees all pages of the slot."""
-        self._owner[self.table[slot, : self.counts[slot]]] = NO_OWNER
-        self.counts[slot] = 0
+    def give_back(self, slot: int, *, but_first: int = 0) -> None:
+        """Frees the pages of the slot but its first ones."""
+        self._owner[self.table[slot, but_first : self.counts[slot]]] = NO_OWNER
+        self.counts[slot] = min(self.counts[slot], but_first)
 
     def map(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(owner, index), i32 [P] each, as `api.Policy.decode` takes them for rows of `slots` [R].

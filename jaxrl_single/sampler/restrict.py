@@ -77,6 +77,12 @@ class Limits:
         self.bias_values[slot, : len(values)] = list(values.values())
         self.allowed_only[slot] = bool(request.allowed_token_ids)
 
+    def clear(self, slot: int) -> None:
+        """Lifts what restricts a slot, so that no chunk pays for it any longer."""
+        none = Limits.none(1)
+        for field in dataclasses.fields(self):
+            getattr(self, field.name)[slot] = getattr(none, field.name)[0]
+
 
 def needed(limits: Limits) -> jax.Array:
     """Which slots draw from anything but the full distribution, bool [S]."""

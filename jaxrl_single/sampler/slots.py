@@ -30,7 +30,8 @@ class Slots:
       active: bool, the slot has a request that is not finished.
       held: bool, the slot belongs to a session.
       matching: bool, whether others hold the beginning of its tokens is still to be found out.
-      fresh: bool, all that is cached was read by the weights that serve now.
+      fresh: bool, all that is cached was read by the weights that serve now, and the experts that
+        are written down for it are those of that reading.
       touched: i64, when the turn began, or ended; a counter.
       cached: i32, so many tokens of the episode have their keys and values in the cache.
       lengths: i32, known tokens, the sampled ones included.
@@ -160,6 +161,7 @@ class Slots:
         if self.experts is not None:
             new = slice(self._drawn_from[slot], length)
             self.experts[slot, new] = self.experts[source, new]
+            self.fresh[slot] &= self._drawn_from[slot] == 0
         if not self.active[source]:  # of an active slot it tells the age
             self._touch(source)
 
@@ -171,6 +173,7 @@ class Slots:
     def drop(self, slot: int) -> None:
         """Its pages are gone: all is read again before the next token, in the same way."""
         self._keep(slot, 0)
+        self._reused[slot] *= self.lengths[slot] > self.firsts[slot]
         self._reread[slot] = False
         self.matching[slot] = self.active[slot] and self.settings.shares
 
@@ -192,6 +195,8 @@ class Slots:
             self.cached[again] = np.minimum(self.cached, self.starts)[again]
             self._reread |= again
         self.fresh[:] = self.cached == 0
+        unsampled = self.lengths == self.firsts
+        self._reused[unsampled] = np.minimum(self._reused, self.cached)[unsampled]
         if self.settings.shares:
             self.matching |= self.active & self.fresh
 
@@ -274,6 +279,7 @@ class Slots:
         if turn.stop > turn.start:  # else the tokens that the turn brought were not read
             self.starts[slot] = turn.stop - 1
         self.active[slot] = self.matching[slot] = False
+        self.limits.clear(slot)
         self._recorded[slot] = []
         self._touch(slot)
         return answer
@@ -347,6 +353,7 @@ class Slots:
         """Of tokens [N] that have been read, by slot and place."""
         new = at >= self._drawn_from[of_tokens]
         self.experts[of_tokens[new], at[new]] = experts[new]
+        self.fresh[of_tokens[~new]] = False
 
     def _read_experts(self, slot: int) -> dict[str, Any]:
         if self.experts is None:

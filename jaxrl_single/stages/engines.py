@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
-from jaxrl_single import types
+from jaxrl_single import types, wire
 from jaxrl_single.rollout import client
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import local_client
@@ -15,6 +18,45 @@ from jaxrl_single.weights import base as weights_base
 
 _PINNED_ENGINES = 2  # held at once; more only while all of them are in use
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lent:
+    """An engine that is not stopped for another one as long as anybody refers to this."""
+
+    engine: engine_lib.Engine
+
+
+class EngineClient:
+    """The sampler of one episode in this process: pinned to a version, or following (None)."""
+
+    def __init__(self, engines: Engines, version: int | None):
+        self._engines = engines
+        self._version = version
+        self._lent: Lent | None = None
+
+    async def generate(self, request: wire.Request) -> wire.Completion:
+        """See `client.SamplerClient`; with an engine that has failed it never returns.
+
+        For then this process ends, and the episode, which is not to blame, is to be played by the
+        next one: its ticket stays open.
+        """
+        if self._lent is None:
+            # Making an engine takes long, and the event loop has other episodes.
+            self._lent = await asyncio.to_thread(self._engines.engine_for, self._version)
+        engine = self._lent.engine
+        try:
+            return await local_client.LocalClient(engine).generate(request)
+        except Exception:
+            if engine.error is None:
+                raise
+        return await asyncio.get_running_loop().create_future()
+
+    async def release(self, session: str) -> None:
+        """See `client.SamplerClient`."""
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            lent.engine.release(session)
 
 
 class Engines:
@@ -40,7 +82,8 @@ class Engines:
         self._weights = weights
         self._newest_seen = -1
         self._pinned: collections.OrderedDict[int, engine_lib.Engine] = collections.OrderedDict()
-        self._lock = threading.Lock()  # of the pinned engines
+        self._lent: weakref.WeakSet[Lent] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of the pinned engines and who has them
         self._loading = threading.Lock()  # one at a time; it takes long
 
     def follow(self) -> None:
@@ -76,21 +119,23 @@ class Engines:
         self._load(version)
         return version
 
-    def engine_for(self, version: int | None) -> engine_lib.Engine:
+    def engine_for(self, version: int | None) -> Lent:
         """The engine that samples exactly this version; None = the following one. May take long.
 
         Raises:
           weights_base.InvalidWeights: there is no such version, or it must not be used.
         """
         if version is None:
-            return self.following
-        with self._loading:
-            engine = self._find_pinned(version)
-            return self._add_pinned(version) if engine is None else engine
+            return Lent(self.following)
+        found = self._lend_pinned(version)
+        if found is None:
+            with self._loading:
+                found = self._lend_pinned(version) or self._add_pinned(version)
+        return found
 
     def client_for(self, ticket: types.Ticket) -> client.SamplerClient:
         """The sampler of a ticket in this process: pinned to its version, or following."""
-        return local_client.LocalClient(self.engine_for(ticket.policy_version))
+        return EngineClient(self, ticket.policy_version)
 
     async def close_clients(self) -> None:
         """Closes what the clients hold of this event loop, which is nothing in this process."""
@@ -114,13 +159,14 @@ class Engines:
         params, _ = self._weights.fetch(version)
         self.following.load_weights(version, params)
 
-    def _find_pinned(self, version: int) -> engine_lib.Engine | None:
+    def _lend_pinned(self, version: int) -> Lent | None:
         with self._lock:
-            if version in self._pinned:
-                self._pinned.move_to_end(version)
-            return self._pinned.get(version)
+            if version not in self._pinned:
+                return None
+            self._pinned.move_to_end(version)
+            return self._lend(self._pinned[version])
 
-    def _add_pinned(self, version: int) -> engine_lib.Engine:
+    def _add_pinned(self, version: int) -> Lent:
         params, _ = self._weights.fetch(version)
         for engine in self._take_idle():
             engine.stop()
@@ -128,13 +174,23 @@ class Engines:
         engine.start()
         with self._lock:
             self._pinned[version] = engine
-        return engine
+            return self._lend(engine)
+
+    def _lend(self, engine: engine_lib.Engine) -> Lent:
+        lent = Lent(engine)
+        self._lent.add(lent)
+        return lent
 
     def _take_idle(self) -> list[engine_lib.Engine]:
         """Takes out what has to go for one more, longest unasked first; nobody waits for it."""
         with self._lock:
             too_many = len(self._pinned) + 1 - _PINNED_ENGINES
-            idle = [version for version, engine in self._pinned.items() if not engine.in_use]
+            lent = [lent.engine for lent in self._lent]
+            idle = [
+                version
+                for version, engine in self._pinned.items()
+                if not engine.in_use and engine not in lent
+            ]
             return [self._pinned.pop(version) for version in idle[: max(0, too_many)]]
 
     def _all(self) -> list[engine_lib.Engine]:

@@ -6,7 +6,6 @@ turns go to vLLM while that serves the version, and to an engine of ours from th
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import logging
@@ -22,7 +21,6 @@ from jaxrl_single import types, wire, workdir
 from jaxrl_single.models import api
 from jaxrl_single.rollout import client as client_lib
 from jaxrl_single.rollout import vllm_client
-from jaxrl_single.sampler import local_client
 from jaxrl_single.stages import build
 from jaxrl_single.stages import engines as engines_lib
 from jaxrl_single.weights import base as weights_base
@@ -149,7 +147,7 @@ class PinnedClient:
     def __init__(self, engines: engines_lib.Engines, version: int):
         self._engines = engines
         self._version = version
-        self._own: local_client.LocalClient | None = None
+        self._own: engines_lib.EngineClient | None = None
 
     async def generate(self, request: wire.Request) -> wire.Completion:
         """See `client.SamplerClient`."""
@@ -160,8 +158,7 @@ class PinnedClient:
             if set(found.policy_versions) <= {self._version}:
                 return found
         if self._own is None:
-            engine = await asyncio.to_thread(self._engines.engine_for, self._version)
-            self._own = local_client.LocalClient(engine)
+            self._own = engines_lib.EngineClient(self._engines, self._version)
         return await self._own.generate(request)
 
     async def release(self, session: str) -> None:

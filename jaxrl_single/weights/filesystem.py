@@ -34,6 +34,7 @@ _TENSORS = "params.safetensors"
 _MANIFEST = "manifest.json"
 _HIDDEN = (".writing-", ".pruned-")  # of the one writer; left over only when it was killed
 _VERSION = re.compile(r"v(\d{9,})")
+_LARGEST_VERSION = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +122,7 @@ class FileWeights:
         versions, kept = self.versions(), set(pinned)
         deleted = [version for version in versions[:-keep] if version not in kept]
         for version in deleted:
-            self._place(version).rename(self.directory / f"{_HIDDEN[1]}{version}-{os.getpid()}")
+            self._hide(version)
         self._reclaim()
         return deleted
 
@@ -133,7 +134,8 @@ class FileWeights:
         """
         forgotten = [number for number in self.versions() if number > version]
         for number in forgotten:
-            shutil.rmtree(self._place(number))
+            self._hide(number)
+        self._reclaim()
         return forgotten
 
     def _missing(
@@ -148,7 +150,13 @@ class FileWeights:
         return base.InvalidWeights(f"{place}: torn, {missing} is missing")
 
     def _place(self, version: int) -> pathlib.Path:
+        if version > _LARGEST_VERSION:  # of more digits than the name of a file may have
+            raise base.MissingVersion(f"{self.directory}: versions end at {_LARGEST_VERSION}")
         return self.directory / f"v{version:09d}"
+
+    def _hide(self, version: int) -> None:
+        """Readers see all of it or nothing, also while it is deleted."""
+        self._place(version).rename(self.directory / f"{_HIDDEN[1]}{version}-{os.getpid()}")
 
     def _reclaim(self) -> None:
         for name in os.listdir(self.directory):

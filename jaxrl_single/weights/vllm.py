@@ -84,12 +84,16 @@ class VllmServer:
         self._ask("pause?mode=abort", {})
         try:
             self._replace(checkpoint)
-            self._ask("update_weight_version", {"new_version": str(version)})
-        finally:
+        except base.InvalidWeights:
             self._ask("resume", {})
-        if self._serving is not None and self._serving != checkpoint:
-            shutil.rmtree(self._serving, ignore_errors=True)
+            raise
+        # If this fails it stays paused until the next try: nothing is sampled under a wrong name.
+        self._ask("update_weight_version", {"new_version": str(version)})
+        self._ask("resume", {})
         self._serving = checkpoint
+        for other in self.directory.glob("v[0-9]*"):  # also of a process before this one
+            if other != checkpoint:
+                shutil.rmtree(other, ignore_errors=True)
 
     def _save(self, place: pathlib.Path, params: base.Params) -> None:
         hf.save(place, self._shape, params, context_length=self._context_length)

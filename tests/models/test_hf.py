@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_single.models import api, config, hf, sizes
+from jaxrl_single.models import api, config, hf, pretrained, sizes
 from tests.models import model_lab
 
+INDEX = "model.safetensors.index.json"
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 NAMES = ("qwen3", "qwen3_moe", "llama", "qwen2", "glm4_moe")
 # Two float32 programs that add in different orders, and whose rotary frequencies are rounded
@@ -108,7 +110,7 @@ def test_round_trip_is_exact(size, dtype, tied, tmp_path):
 def test_shards(tmp_path):
     shape, params = random_model("tiny_moe", "float32", False)
     hf.save(tmp_path / "out", shape, params, context_length=64, max_shard_bytes=100_000)
-    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "out" / INDEX).read_text())
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     files = sorted(set(index["weight_map"].values()))
     assert index["metadata"]["total_size"] == total
@@ -118,6 +120,31 @@ def test_shards(tmp_path):
         shard = safetensors.numpy.load_file(tmp_path / "out" / file)
         assert sum(array.nbytes for array in shard.values()) <= 100_000
         assert all(index["weight_map"][name] == file for name in shard)
+    assert_same_bytes(hf.load(tmp_path / "out")[1], params)
+
+
+def test_a_whole_checkpoint_goes_before_the_index_of_an_earlier_one(tmp_path):
+    """As save_pretrained leaves it, when it wrote several files and then one."""
+    shape, old = random_model("tiny_moe", "float32", False)
+    hf.save(tmp_path / "old", shape, old, context_length=64, max_shard_bytes=100_000)
+    new = jax.tree.map(lambda leaf: leaf + 1, old)
+    hf.save(tmp_path / "new", shape, new, context_length=64)
+    for path in [*(tmp_path / "old").glob("*.safetensors"), tmp_path / "old" / INDEX]:
+        shutil.copy(path, tmp_path / "new")
+    assert_same_bytes(hf.load(tmp_path / "new")[1], new)
+
+
+def test_of_a_tensor_in_two_shards_the_one_counts_that_the_index_names(tmp_path):
+    shape, params = random_model("tiny_moe", "float32", False)
+    hf.save(tmp_path / "out", shape, params, context_length=64, max_shard_bytes=100_000)
+    index = json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"]
+    first, last = min(index.values()), max(index.values())
+    for name, file in ((first, last), (last, first)):
+        shard = safetensors.numpy.load_file(tmp_path / "out" / name)
+        copied = next(n for n in index if index[n] == file)
+        tensor = safetensors.numpy.load_file(tmp_path / "out" / file)[copied]
+        shard[copied] = np.zeros_like(tensor)
+        safetensors.numpy.save_file(shard, tmp_path / "out" / name)
     assert_same_bytes(hf.load(tmp_path / "out")[1], params)
 
 
@@ -241,3 +268,15 @@ def test_transformers_reads_what_we_write_and_we_what_it_writes(tmp_path):
         found, loaded = hf.load(theirs)
         assert found == shape, name
         assert_same_bytes(loaded, random_params(shape))
+
+
+def test_the_text_of_a_checkpoint_is_written_again_over_what_is_there(tmp_path):
+    """At every start of a run, templates of their own directory among it."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    target.mkdir()
+    for content in ("first", "second"):
+        (source / "additional_chat_templates" / "tool_use.jinja").write_text(content)
+        pretrained.write_text(source, target)
+        written = target / "additional_chat_templates" / "tool_use.jinja"
+        assert written.read_text() == content

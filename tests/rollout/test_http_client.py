@@ -143,8 +143,10 @@ def test_a_sampler_that_comes_back_elsewhere_is_found():
 def test_patience_ends_with_the_last_failure_as_the_cause():
     async def body(client, sampler):
         sampler.answers = [(503, "the engine burned down", {})] * 1000
-        with pytest.raises(RuntimeError, match=r"(?s)0\.4 s.*sampler_patience_s.*127.0.0.1"):
+        words = r"(?s)0\.4 s.*sampler_patience_s.*127.0.0.1.*the engine burned down"
+        with pytest.raises(RuntimeError, match=words) as failed:
             await client.generate(lab.request())
+        assert "the engine burned down" in str(failed.value.__cause__)
         assert len(sampler.requests) >= 2
         sampler.answers = []
         assert (await client.generate(lab.request("8-0"))).tokens == [9], "it recovers"
@@ -215,3 +217,15 @@ def test_release_does_not_fail_with_the_sampler():
         await client.release("7-0")
 
     check(body, lab.Sampler())
+
+
+def test_a_session_that_is_released_while_its_sampler_goes_is_counted_once():
+    async def body(client, sampler):
+        running = asyncio.create_task(client.generate(lab.request()))
+        await lab.until(lambda: sampler.requests)
+        await client.release("7-0")
+        await sampler.close()
+        assert (await running).finish_reason == "cancelled"
+        assert set(client._choice._sessions.values()) <= {0}
+
+    check(body, lab.Sampler("hang"))

@@ -189,3 +189,32 @@ def test_readers_are_safe_beside_a_writer_that_is_killed(store):
     (store.directory / ".writing-99-1").mkdir()
     store.publish(newest + 1, {"x": np.zeros(1)}, metadata={})
     assert all(name.startswith("v") for name in os.listdir(store.directory))
+
+
+def test_a_trainer_killed_while_it_forgets_can_publish_again(store, monkeypatch):
+    """Deleting takes a file after the other; whatever was done, the version is gone."""
+    for version in range(3):
+        store.publish(version, _params(version), metadata={})
+
+    def killed(path, **options):
+        (pathlib.Path(path) / filesystem.MARKER).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(filesystem.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.forget_after(1)
+    again = filesystem.FileWeights(store.directory, run_id="run-a")
+    assert again.versions() == [0, 1]
+    again.publish(2, _params(7), metadata={})
+    assert sorted(path.name for path in store.directory.iterdir()) == [
+        f"v{version:09d}" for version in range(3)
+    ]
+
+
+@pytest.mark.parametrize("version", [10**18, 10**300])
+def test_a_version_of_any_length_is_one_that_is_not_there(store, version):
+    with pytest.raises(base.MissingVersion):
+        store.fetch(version)
+    with pytest.raises(base.MissingVersion):
+        store.open(version)

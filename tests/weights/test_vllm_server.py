@@ -33,6 +33,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == "/collective_rpc":
             server.loaded.append(hf.load(message["args"][0])[1])
             result = {"results": [{"error": server.errors.pop(0) if server.errors else ""}]}
+        elif path == "/update_weight_version" and server.deaf:
+            self.send_error(500)
+            return
         elif path == "/update_weight_version":
             server.label = message["new_version"]
         elif path == "/weight_info":
@@ -50,6 +53,7 @@ def server():
     """Does what vLLM's routes do, as far as they are asked; reads the checkpoints."""
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.seen, found.loaded, found.errors, found.label = [], [], [], "default"
+    found.deaf = False
     thread = threading.Thread(target=found.serve_forever, daemon=True)
     thread.start()
     yield found
@@ -85,6 +89,25 @@ def test_refused_weights_leave_those_before_and_their_label(server, client, tmp_
     assert server.seen.count("/pause?mode=abort") == server.seen.count("/resume") == 2
     assert base.params_sha256(server.loaded[-1]) == base.params_sha256(params_of(3))
     assert [path.name for path in tmp_path.iterdir()] == ["v000000003"]
+
+
+def test_nothing_is_sampled_under_the_label_of_other_weights(server, client):
+    client.load(3, params_of(3))
+    server.deaf = True
+    with pytest.raises(vllm.ServerLost):
+        client.load(4, params_of(4))
+    assert server.seen[-2:] == ["/collective_rpc", "/update_weight_version"]
+    server.deaf = False
+    client.load(4, params_of(4))
+    assert (server.seen[-1], client.version()) == ("/resume", 4)
+
+
+def test_what_a_process_before_had_loaded_is_deleted(server, client, tmp_path):
+    client.load(3, params_of(3))
+    successor = vllm.VllmServer(client.url, tmp_path, SHAPE, context_length=16)
+    model = successor.write_model(params_of(0))
+    successor.load(5, params_of(5))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [model.name, "v000000005"]
 
 
 def test_first_model_is_written_once(client):

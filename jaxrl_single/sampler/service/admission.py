@@ -19,6 +19,12 @@ from jaxrl_single.weights import base as weights_base
 _RETRY_S = 1  # a chunk of decoding takes less
 
 
+class Lent(Protocol):
+    """An engine that is not stopped for another one as long as anybody refers to this."""
+
+    engine: engine_lib.Engine
+
+
 class Router(Protocol):
     """Who samples what.
 
@@ -28,7 +34,7 @@ class Router(Protocol):
 
     following: engine_lib.Engine
 
-    def engine_for(self, version: int | None) -> engine_lib.Engine:
+    def engine_for(self, version: int | None) -> Lent:
         """The engine that samples exactly this version; None = the following one. May take long.
 
         Raises:
@@ -66,33 +72,33 @@ class Admission:
         self._max_waiting = max_waiting
         self._busy: dict[str, object] = {}  # session -> its request in flight
         self._idle_since: dict[str, float] = {}  # of sessions between two requests, oldest first
-        # Sessions of pinned versions; an engine that the router drops takes its sessions along.
-        self._pinned: weakref.WeakValueDictionary[str, engine_lib.Engine] = (
-            weakref.WeakValueDictionary()
-        )
+        # Where each session has been; an engine that the router drops takes its sessions along.
+        self._engines: dict[str, weakref.WeakSet[engine_lib.Engine]] = {}
 
     @property
     def num_in_flight(self) -> int:
         """Sessions with an unfinished request."""
         return len(self._busy)
 
-    async def engine_for(self, version: int | None) -> engine_lib.Engine:
-        """The engine of a request that is about to be submitted.
+    async def engine_for(self, version: int | None) -> Lent:
+        """The engine of a request; keep what is returned until the request has its answer.
 
         Raises:
           ApiError: 400, no such version; 503, there are no weights yet.
         """
-        if version is not None:
+        if version is None:
+            lent = self._router.engine_for(None)
+        else:
             try:
-                return await asyncio.to_thread(self._router.engine_for, version)
+                lent = await asyncio.to_thread(self._router.engine_for, version)
             except weights_base.InvalidWeights as error:
                 message = str(error)
                 raise http_errors.wrong(message, "policy_version", "invalid_weights") from None
-        engine = self._router.following
+        engine = lent.engine
         if engine.error is None and engine.version < 0:
             message = "the sampler has no weights yet"
             raise http_errors.ApiError(503, message, code="no_weights", retry_after_s=_RETRY_S)
-        return engine
+        return lent
 
     @contextlib.contextmanager
     def in_flight(
@@ -136,10 +142,8 @@ class Admission:
         """Ends the session, wherever it is; unknown ones are ignored."""
         self._busy.pop(session, None)
         self._idle_since.pop(session, None)
-        pinned = self._pinned.pop(session, None)
-        for engine in (self._router.following, pinned):
-            if engine is not None:
-                engine.release(session)
+        for engine in list(self._engines.pop(session, ())):
+            engine.release(session)
 
     def make_room(self, idle_s: float) -> None:
         """Ends sessions that have been idle for so long, one for each request without a slot."""
@@ -147,19 +151,20 @@ class Admission:
         for session, since in list(self._idle_since.items()):
             if time.monotonic() - since < idle_s:
                 return
-            engine = self._pinned.get(session, self._router.following)
-            if wanted.setdefault(engine, engine.num_waiting) > 0:
-                wanted[engine] -= 1
+            engines = list(self._engines[session])
+            if any(wanted.setdefault(engine, engine.num_waiting) > 0 for engine in engines):
+                for engine in engines:
+                    wanted[engine] = wanted.get(engine, engine.num_waiting) - 1
                 self.release(session)
 
     def _route(self, session: str, engine: engine_lib.Engine) -> None:
-        """Notes which engine has the session; a pinned one that had it until now forgets it."""
-        if engine is self._router.following:
-            return
-        before = self._pinned.get(session)
-        if before is not None and before is not engine:
-            before.release(session)
-        self._pinned[session] = engine
+        """Notes that an engine has the session; a pinned one that had it until now forgets it."""
+        engines = self._engines.setdefault(session, weakref.WeakSet())
+        if engine is not self._router.following:
+            for before in engines - {engine, self._router.following}:
+                before.release(session)
+                engines.discard(before)
+        engines.add(engine)
 
     def _refuse(self, engine: engine_lib.Engine, sessions: Sequence[str]) -> None:
         busy = self._busy.keys() & set(sessions)

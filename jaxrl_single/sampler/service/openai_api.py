@@ -87,7 +87,7 @@ class Call:
     prompts: list[list[int]]
     num_choices: int
     settings: dict[str, Any]
-    seed: int
+    seed: int | None
     logprobs: bool
     top_logprobs: int
     stream: bool
@@ -101,11 +101,15 @@ class Call:
     def requests(self) -> list[wire.Request]:
         """One for each choice, prompt by prompt; none where nothing is to be sampled.
 
-        The randomness of a choice is named by the seed and its number among those of its prompt.
+        The randomness of a choice is named by the seed and its number among those of its prompt;
+        without a seed each prompt gets one of its own, equal prompts too.
         """
         if not self.settings["max_new_tokens"]:
             return []
         once = f"openai/{uuid.uuid4().hex}"
+        seeds = [
+            secrets.randbelow(_SEEDS) if self.seed is None else self.seed for _ in self.prompts
+        ]
         return [
             wire.Request(
                 session=self.session_id or f"{once}/{number}/{choice}",
@@ -113,7 +117,7 @@ class Call:
                 attempt=0,
                 turn=0,
                 tokens=prompt,
-                seed=self.seed,
+                seed=seeds[number],
                 record=self.top_logprobs > 0,
                 **self.settings,
             )
@@ -215,7 +219,7 @@ def _call(
         prompts=prompts,
         num_choices=num_choices,
         settings=_settings(found, text) | {"max_new_tokens": max_tokens},
-        seed=secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS,
+        seed=None if seed is None else seed % _SEEDS,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         stream=stream,

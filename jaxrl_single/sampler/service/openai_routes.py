@@ -60,7 +60,8 @@ class OpenAiRoutes:
         self, http: web.Request, parse: Callable[..., openai_api.Call]
     ) -> web.StreamResponse:
         call = parse(await http_errors.read_json(http), self._text, self._limits)
-        engine = await self._admission.engine_for(call.settings["policy_version"])
+        lent = await self._admission.engine_for(call.settings["policy_version"])
+        engine = lent.engine
         openai_prompts.check(
             call.prompts,
             "messages" if call.chat else "prompt",

@@ -164,7 +164,8 @@ class Server:
                 f"max_new_tokens is {request.max_new_tokens}, at most {self._max_tokens_limit}",
                 "max_new_tokens",
             )
-        engine = await self._admission.engine_for(request.policy_version)
+        lent = await self._admission.engine_for(request.policy_version)
+        engine = lent.engine
         with self._admission.in_flight(engine, [request.session], once=False):
             completion = await asyncio.wrap_future(engine.submit(request))
         completion = wire.with_topk(completion, self._topk)

@@ -13,6 +13,7 @@ from jaxrl_single import types
 from jaxrl_single.envs import chat, chat_text
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler.service import server as server_lib
+from jaxrl_single.stages import engines as engines_lib
 from jaxrl_single.weights import base as weights_base
 
 SIZE = "tiny_moe"
@@ -38,7 +39,7 @@ class Router:
 
     def engine_for(self, version):
         if version in (None, self.following.version):
-            return self.following
+            return engines_lib.Lent(self.following)
         raise weights_base.MissingVersion(f"version {version} was never published")
 
     def load(self, version):

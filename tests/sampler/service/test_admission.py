@@ -74,3 +74,14 @@ def test_a_session_that_moves_to_another_version_leaves_nothing_behind(admitted,
     turn(admitted, engine, "mine")
     admitted.release("mine")
     assert second.sessions == engine.sessions == set()
+
+
+@pytest.mark.parametrize("following_last", [True, False])
+def test_an_idle_session_makes_room_wherever_it_has_been(admitted, engine, following_last):
+    pinned = Engine()
+    for one in (pinned, engine) if following_last else (engine, pinned):
+        turn(admitted, one, "mine")
+    engine.num_waiting = 1
+    admitted.make_room(0.0)
+    assert engine.sessions == pinned.sessions == set()
+    assert engine.released == ["mine"]

@@ -128,6 +128,8 @@ def test_the_same_seed_gives_the_same_tokens_and_choices_differ(client):
     assert several.usage.prompt_tokens == len(PROMPT) + 5
     unseeded = {complete(client, seed=None).choices[0].text for _ in range(4)}
     assert len(unseeded) > 1
+    equal = complete(client, seed=None, prompt=[PROMPT] * 4)
+    assert len({choice.text for choice in equal.choices}) == 4
 
 
 def test_settings_change_the_distribution(client):
