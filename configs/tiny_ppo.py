@@ -35,4 +35,5 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.critic.rules = ((".*", "train"),)  # all of the critic
     config.batch.rows_per_micro_batch = 8  # a batch of 32 or 64 rows is dealt to 4 minibatches
+    config.policy_optimizer.decay_steps *= config.algorithm.num_minibatches  # it counts updates
     return common.finish(config, arg)

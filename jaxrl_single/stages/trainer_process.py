@@ -282,8 +282,9 @@ class Trainer:
         self, checkpoints: checkpoint_lib.Checkpoints, step: int, state: state_lib.TrainState
     ) -> float:
         began = time.monotonic()
-        checkpoints.save(step, state, self._metadata(rl=step))
-        self.rollouts.delete_covered()
+        # What was consumed after a step's checkpoint is not covered by it.
+        if checkpoints.save(step, state, self._metadata(rl=step)):
+            self.rollouts.delete_covered()
         return time.monotonic() - began
 
     def _metadata(self, rl: int | None = None) -> dict[str, Any]:

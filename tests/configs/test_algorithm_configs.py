@@ -56,6 +56,16 @@ def test_every_hyperparameter_is_in_the_config_with_a_comment(name):
         assert re.search(r"\{$|\},$|,  # \S", line), f"no comment in configs/{name}.py: {line}"
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(PUBLISHED) - EXAMPLES))
+def test_all_rows_of_the_tiny_task_learn_equally_fast_at_the_same_step(name):
+    """The schedule counts updates, of which a step of some rows has several."""
+    config = load(name)
+    updates = config.algorithm.num_minibatches * config.algorithm.num_policy_epochs
+    assert (
+        config.policy_optimizer.decay_steps == updates * common.base().policy_optimizer.decay_steps
+    )
+
+
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(PUBLISHED)))
 def test_a_tiny_config_repeats_the_constants_of_its_row(name):
     """So that it can be read alone; only lengths are the task's own."""
