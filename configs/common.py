@@ -150,6 +150,8 @@ def _env() -> ConfigDict:
             "tool_enabled": True,  # False: every call gets an error; measures the tool's worth
             "tool_latency_s": 0.15,  # the tool sleeps so long, as slow tools do
             "tool_latency_spread": 0.5,  # latency is uniform in (1 +- spread) x tool_latency_s
+            # A longer reset, step or close makes the episode an error; seconds, 0 = no bound.
+            "step_timeout_s": 600.0,  # see above
             # The rest is for env.name = "tools".
             "dataset": "",  # of reasoning-gym, "chain_sum" for instance; empty = tasks_file
             "dataset_options": {},  # of that dataset; `size` is the number of its entries

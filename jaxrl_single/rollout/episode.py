@@ -34,16 +34,19 @@ class Limits:
       max_tokens: tokens of a segment (mostly that is the whole episode), prompt and observations
         included.
       max_episode_tokens: the same of all segments together; None = no bound.
+      env_s: seconds for each reset, step and close of the environment; a longer one makes the
+        episode an error, for nobody would ever wait enough for one that hangs. None = no bound.
     """
 
     max_turns: int
     max_turn_tokens: int
     max_tokens: int
     max_episode_tokens: int | None = None
+    env_s: float | None = None
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            if value is not None and value < 1:
+            if value is not None and value < 1 and name != "env_s":
                 raise ValueError(f"{name} is {value}, must be >= 1")
 
     def room(self, record: recording.Recording, observed: chat_lib.Observed | None = None) -> int:
@@ -84,7 +87,7 @@ async def run_episode(
     failures: list[types.EpisodeError] = []
     started = time.monotonic()
     async with contextlib.AsyncExitStack() as cleanup:
-        cleanup.push_async_callback(_attempt, failures, "env", env.close)
+        cleanup.push_async_callback(_attempt, failures, "env", _in_time, limits, env.close)
         cleanup.push_async_callback(_attempt, failures, "sampler", client.release, ticket.key)
         await _attempt(failures, "env", _play, ticket, env, client, chat, limits, record, source)
     record.seconds["total"] = time.monotonic() - started
@@ -156,7 +159,8 @@ async def _play(
     dialogue, hear = chat.dialogue(), getattr(client, "hear", _ignore)
     # The attempt counts too: a retry that met the same bad luck would be no retry.
     with record.clock("environment"):
-        question = await env.reset(ticket.task, seed=ticket.number * 256 + ticket.attempt)
+        seed = ticket.number * 256 + ticket.attempt
+        question = await _in_time(limits, env.reset, ticket.task, seed=seed)
     record.observe(_prompt(ticket, dialogue, question, limits))
     record.say("user", question)
     hear(question)
@@ -171,7 +175,7 @@ async def _play(
         if completion.finish_reason != "stop":
             break
         with record.clock("environment"):
-            result = await env.step(action)
+            result = await _in_time(limits, env.step, action)
         record.judge(result)
         if result.terminated or result.truncated:
             return
@@ -182,6 +186,22 @@ async def _play(
         record.observe(observed)
         hear("\n".join(result.texts))
     record.truncated = True
+
+
+async def _in_time(
+    limits: Limits, function: Callable[..., Awaitable[Any]], *args, **options
+) -> Any:
+    """Awaits a method of the environment, within the limit."""
+    try:
+        async with asyncio.timeout(limits.env_s) as clock:
+            return await function(*args, **options)
+    except TimeoutError as error:
+        if not clock.expired():
+            raise  # one of its own
+        name = getattr(function, "__qualname__", repr(function))
+        raise TimeoutError(
+            f"{name} has not ended within {limits.env_s:g} s (env.step_timeout_s)"
+        ) from error
 
 
 def _ignore(text: str) -> None:

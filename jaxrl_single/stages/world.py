@@ -66,6 +66,7 @@ def make(config: ml_collections.ConfigDict) -> World:
             max_turn_tokens=config.env.max_turn_tokens,
             max_tokens=config.env.max_tokens,
             max_episode_tokens=_longest_episode(config.batch, config.warm_start.batch_size),
+            env_s=config.env.step_timeout_s or None,
         ),
     )
 

@@ -11,6 +11,7 @@ from jaxrl_single import workdir
 # often to look and to save, which machine does the work, and sizes that only change rounding.
 FREE_FIELDS = (
     "rl.num_steps",  # may only be raised
+    "env.step_timeout_s",
     "eval.every_steps",
     "eval.periodic_num_tasks",
     "trainer.log_every",

@@ -61,9 +61,8 @@ def test_all_rows_of_the_tiny_task_learn_equally_fast_at_the_same_step(name):
     """The schedule counts updates, of which a step of some rows has several."""
     config = load(name)
     updates = config.algorithm.num_minibatches * config.algorithm.num_policy_epochs
-    assert (
-        config.policy_optimizer.decay_steps == updates * common.base().policy_optimizer.decay_steps
-    )
+    steps = common.base().policy_optimizer.decay_steps
+    assert config.policy_optimizer.decay_steps == updates * steps
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(PUBLISHED)))

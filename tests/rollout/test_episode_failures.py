@@ -59,6 +59,29 @@ def test_failing_environment_is_an_error_and_is_closed(where):
     assert trajectory.num_tokens == expected[where]  # what was recorded until then is kept
 
 
+@pytest.mark.parametrize("where", ["reset", "step", "close"])
+def test_an_environment_that_hangs_is_an_error_within_its_time(where):
+    class Hanging(Watched):
+        pass
+
+    async def hang(self, *args, **options):
+        await asyncio.Event().wait()
+
+    setattr(Hanging, where, hang)
+    limits = dataclasses.replace(LIMITS, env_s=0.05)
+    trajectory = run(Prepared(*RIGHT), Hanging(calculator.Calculator()), limits=limits)
+    assert trajectory.error.kind == "env"
+    line = trajectory.error.message.splitlines()[0]
+    assert line.startswith("TimeoutError: ")
+    assert line.endswith("has not ended within 0.05 s (env.step_timeout_s)")
+
+
+def test_a_timeout_of_the_environment_itself_keeps_its_words():
+    env = Failing("step", TimeoutError("the database is slow"))
+    trajectory = run(Prepared(*RIGHT), env, limits=dataclasses.replace(LIMITS, env_s=60.0))
+    assert_error(trajectory, "env", "TimeoutError: the database is slow", "in step")
+
+
 def test_failing_judgement_is_an_error_of_kind_reward():
     env = Failing("step", base.RewardError("verifier died"))
     line = "jaxrl_single.envs.base.RewardError: verifier died"
