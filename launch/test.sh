@@ -15,4 +15,4 @@ if [[ "$marker" == not* ]]; then
   .venv/bin/ruff format --check .
   .venv/bin/lint-imports
 fi
-exec .venv/bin/python -m pytest -m "$marker" -n 2 --dist loadgroup ${arguments[@]+"${arguments[@]}"}
+exec .venv/bin/python -m pytest -m "$marker" -n 2 --dist worksteal ${arguments[@]+"${arguments[@]}"}

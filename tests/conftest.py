@@ -22,13 +22,5 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import jax  # noqa: E402
-import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def pytest_collection_modifyitems(items):
-    """Tests that start processes share one worker of pytest-xdist: two of them at once are slow."""
-    for item in items:
-        if "e2e" in item.path.parts or item.path.name == "test_notebooks.py":
-            item.add_marker(pytest.mark.xdist_group("processes"))

@@ -66,15 +66,15 @@ def test_actions_are_what_the_mask_says():
 
 
 def test_mistakes_are_valid_and_repeatable():
-    first = _demonstrations(150, mistake_rate=0.4)
+    first = _demonstrations(60, mistake_rate=0.4)
     for trajectory in first:
         types.validate(trajectory)
         assert trajectory.error is None
         assert trajectory.num_tokens <= SECTION["max_tokens"]
     success = np.mean([trajectory.success for trajectory in first])
     assert 0.1 < success < 0.6
-    again = _demonstrations(150, mistake_rate=0.4, max_in_flight=150)
-    other = _demonstrations(150, mistake_rate=0.4, seed=1)
+    again = _demonstrations(60, mistake_rate=0.4, max_in_flight=60)
+    other = _demonstrations(60, mistake_rate=0.4, seed=1)
     rows = [[t.tokens.tolist() for t in batch] for batch in (first, again, other)]
     assert rows[0] == rows[1]
     assert rows[0] != rows[2]
