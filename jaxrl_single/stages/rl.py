@@ -194,10 +194,14 @@ def _check_finite(
 ) -> None:
     if not metrics["train/nonfinite"]:
         return
+    # In a critic-only step the policy's numbers are NaN because nobody computed them.
+    told = "critic/" if metrics["train/critic_only"] else ("critic/", "policy/")
     unsound = {
         name: value
         for name, value in metrics.items()
-        if name.endswith(("/loss", "/gradient_norm")) and not math.isfinite(value)
+        if name.startswith(told)
+        and name.endswith(("/loss", "/loss_last", "/gradient_norm"))
+        and not math.isfinite(value)
     }
     raise Diverged(
         f"loss or gradient is not finite at RL step {step + 1}: {unsound or 'a later update'}; "
