@@ -376,6 +376,8 @@ def _supervisor() -> ConfigDict:
         {
             "max_restarts": 3,  # of a sampler that died; the next death stops the run
             "heartbeat_s": 600.0,  # a process silent for so long is killed; compiling is silent too
-            "stop_timeout_s": 20.0,  # from SIGTERM to SIGKILL when stopping a child
+            # From SIGTERM to SIGKILL when stopping a child. In mode=sync: how long a stop waits for
+            # the next of the episodes that old weights still sample.
+            "stop_timeout_s": 20.0,  # seconds
         }
     )

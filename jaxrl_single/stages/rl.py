@@ -70,7 +70,7 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
 
     Raises:
       Diverged, rollouts.RolloutFailed, gate.GateFailed: the last checkpoint is intact.
-      rollouts.Stopped: after a checkpoint.
+      rollouts.Stopped: after a checkpoint; StoppedInStep: without one.
     """
     num_steps = loop.config.rl.num_steps
     step = int(state.step)
@@ -85,6 +85,8 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
             due = step % loop.config.checkpoint.every_steps == 0 or step == num_steps
             saved_s = loop.save(step, state) if due else 0.0
             loop.records.status("rl", step, num_steps)
+    except rollouts.StoppedInStep:
+        raise
     except rollouts.Stopped:
         loop.save(step, state)
         raise

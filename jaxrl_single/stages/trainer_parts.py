@@ -94,6 +94,8 @@ def make_rollouts(
             max_in_flight=config.rollout.max_in_flight,
             stopping=stopping,
             tick=tick,
+            no_progress_s=config.trainer.no_progress_s,
+            stop_timeout_s=config.supervisor.stop_timeout_s,
         )
     else:
         backend = backends.FileBackend(paths.tickets, stopping=stopping, tick=tick)

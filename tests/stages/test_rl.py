@@ -1,11 +1,11 @@
-"""What the loop of RL says when a step was not finite."""
+"""What the loop of RL does when a step was not finite, or when the run is asked to stop."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 
-from jaxrl_single.stages import rl
+from jaxrl_single.stages import rl, rollouts
 
 NAN = math.nan
 BATCH = [SimpleNamespace(key="000001-0"), SimpleNamespace(key="000002-0")]
@@ -46,3 +46,25 @@ def test_all_that_is_not_finite_is_named():
 
 def test_what_no_number_of_the_step_shows_came_later():
     assert "a later update" in message()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "saved"), [(rollouts.Stopped, [3]), (rollouts.StoppedInStep, [])]
+)
+def test_a_stop_saves_whole_steps_only(monkeypatch, stopped, saved):
+    """The state of before a step is gone within it: the step may reuse its memory."""
+
+    def step(*_):
+        raise stopped
+
+    monkeypatch.setattr(rl, "_one_step", step)
+    asked = []
+    loop = SimpleNamespace(
+        config=SimpleNamespace(rl=SimpleNamespace(num_steps=9)),
+        records=SimpleNamespace(status=lambda *_: None),
+        prefer_tasks=lambda state: None,
+        save=lambda step, state: asked.append(step),
+    )
+    with pytest.raises(stopped):
+        rl.run(loop, SimpleNamespace(step=3, algorithm_state={}))
+    assert asked == saved
