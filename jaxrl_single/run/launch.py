@@ -30,11 +30,8 @@ _FOR_PEOPLE = (
 def run(config: ml_collections.ConfigDict, root: str) -> int:
     """Runs all stages in `root`; returns the exit code, 2 when nothing was started."""
     try:
-        check_config.check(config)
-        notice = _check_world(config)
-        _check_model(config)
-        _check_algorithm(config)
-        plan = _plan_devices(config)
+        notice, plan = _check(config)
+        devices.check_mesh(plan, config.trainer.mesh.to_dict())
         paths, _ = workdir.create(root)
         with lock.hold(paths) as reclaimed:
             changed = workdir_config.check(paths, config.to_dict())
@@ -58,19 +55,29 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
 def dry_run(config: ml_collections.ConfigDict) -> int:
     """Prints what `run` would do."""
     try:
-        check_config.check(config)
-        notice = _check_world(config)
-        _check_model(config)
-        _check_algorithm(config)
+        notice, found = _check(config)
         from jaxrl_single.stages import plan  # imports jax
 
         print(plan.describe(config))
-        for line in filter(None, (notice, _plan_devices(config).message)):
+        for line in filter(None, (notice, found.message)):
             print(f"  {line}")
     except _FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check(config: ml_collections.ConfigDict) -> tuple[str, devices.DevicePlan]:
+    """All that can be told without a device: the notice of the environment, and who gets which."""
+    check_config.check(config)
+    notice = _check_world(config)
+    _check_model(config)
+    plan = _plan_devices(config)
+    if plan.mode == "sync":
+        # This process will train, and what comes next imports jax, which reads some of them then.
+        os.environ.update({**child_process.cache_env(), **plan.trainer_env})
+    _check_algorithm(config)
+    return notice, plan
 
 
 def _check_world(config: ml_collections.ConfigDict) -> str:
@@ -173,8 +180,7 @@ def _programs(
 
 
 def _run_sync(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> int:
-    os.environ.update(child_process.cache_env())
-    from jaxrl_single.stages import trainer_process  # imports jax
+    from jaxrl_single.stages import trainer_process
 
     # The screen belongs to the display; there is no second process with a log file of its own.
     for name in (None, "absl"):
