@@ -204,7 +204,8 @@ def _rl() -> ConfigDict:
     return ConfigDict(
         {
             "num_steps": 160,  # policy updates; may be raised on a rerun of the same workdir
-            "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
+            # First steps that update the critic alone (SAO §4.1), fewer than num_steps.
+            "critic_only_steps": 10,  # steps
             "critic_first": True,  # advantages come from the critic after its update on this batch
             "group_size": 1,  # trajectories per task; 1 = single rollout
             "kl_budget": 0.0,  # nats per token that an update may move the policy; 0 = no limit
@@ -250,7 +251,8 @@ def _batch() -> ConfigDict:
             "num_trajectories": 64,  # per policy update (rejected ones are replaced)
             "row_length": 128,  # tokens of a packed row; must hold env.max_tokens
             "rows_per_micro_batch": 32,  # rows in memory at once; gradients do not depend on it
-            "row_buckets": (32, 64),  # allowed row counts of a batch: few, so few compilations
+            # Allowed row counts of a batch, ascending: few, so few compilations.
+            "row_buckets": (32, 64),  # rows
         }
     )
 
