@@ -189,8 +189,8 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return float(value)
     if type(value) is not type(default):
         raise ValueError(
-            f"{key} is {value!r}, a {type(value).__name__}; expected a {type(default).__name__} "
-            f"such as {default!r}"
+            f"algorithm.{key} is {value!r}, a {type(value).__name__}; expected a "
+            f"{type(default).__name__} such as {default!r}"
         )
     return value
 

@@ -33,7 +33,7 @@ def optimizers(
     policy = build.optimizer(config.policy_optimizer, policy_params)
     if not algorithm.needs_critic:
         return policy, None
-    rules = tuple(tuple(rule) for rule in config.critic.rules)
+    rules = build.critic_rules(config)
     return policy, build.optimizer(config.critic_optimizer, critic_params, rules=rules)
 
 
