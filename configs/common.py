@@ -357,7 +357,10 @@ def _checkpoint() -> ConfigDict:
 def _weights() -> ConfigDict:
     return ConfigDict(
         {
-            "directory": "",  # published versions; empty = WORKDIR/weights; /dev/shm/... is faster
+            # Published versions; empty = WORKDIR/weights. /dev/shm/... is faster, but what a
+            # finished run leaves there, the newest versions in DIRECTORY/RUN_ID, takes memory until
+            # you delete it. Should rl.num_steps be raised, the run continues without them.
+            "directory": "",  # see above
             "keep": 4,  # newest versions kept; versions of running evaluations are kept too
         }
     )
