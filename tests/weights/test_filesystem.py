@@ -1,5 +1,6 @@
 """Published weights come back bit for bit, and whatever is torn, foreign or corrupt is refused."""
 
+import contextlib
 import errno
 import json
 import multiprocessing
@@ -162,22 +163,23 @@ def test_a_failed_publish_leaves_nothing(store):
     store.publish(1, _params(0), metadata={})
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk():
     """Files may not grow beyond 4 kB, which the system reports as it does a full disk."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
-@pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize(
     ("size", "metadata"), [(10_000, {}), (1, {"long": "x" * 10_000})], ids=["tensors", "manifest"]
 )
 def test_a_full_disk_is_told_to_people_and_leaves_nothing(store, size, metadata):
     params = {"w": np.zeros(size, np.float32)}
-    with pytest.raises(workdir.CannotWrite, match=r"v000000001: File too large"):
+    with full_disk(), pytest.raises(workdir.CannotWrite, match="v000000001: File too large"):
         store.publish(1, params, metadata=metadata)
     assert os.listdir(store.directory) == []
     store.publish(1, {"w": np.zeros(1, np.float32)}, metadata={})
