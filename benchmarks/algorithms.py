@@ -47,7 +47,8 @@ def main() -> None:
     ]
     if not arguments.report:
         warm = arguments.root.absolute() / "warm"
-        run("sao_hard", warm, {"rl.num_steps": 1, "value_pretraining.max_steps": 0})
+        short = {"rl.num_steps": 1, "rl.critic_only_steps": 0, "value_pretraining.max_steps": 0}
+        run("sao_hard", warm, short)
         for seed, name, directory in runs:
             run(config_of(name), directory, {"seed": seed, "warm_start.workdir": warm})
             print(line(name, [facts(directory)]), flush=True)

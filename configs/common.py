@@ -206,7 +206,8 @@ def _rl() -> ConfigDict:
     return ConfigDict(
         {
             "num_steps": 160,  # policy updates; may be raised on a rerun of the same workdir
-            "critic_only_steps": 10,  # first steps that update the critic alone (SAO §4.1)
+            # First steps that update the critic alone (SAO §4.1), fewer than num_steps.
+            "critic_only_steps": 10,  # steps
             "critic_first": True,  # advantages come from the critic after its update on this batch
             "group_size": 1,  # trajectories per task; 1 = single rollout
             "kl_budget": 0.0,  # nats per token that an update may move the policy; 0 = no limit
@@ -252,7 +253,8 @@ def _batch() -> ConfigDict:
             "num_trajectories": 64,  # per policy update (rejected ones are replaced)
             "row_length": 128,  # tokens of a packed row; must hold env.max_tokens
             "rows_per_micro_batch": 32,  # rows in memory at once; gradients do not depend on it
-            "row_buckets": (32, 64),  # allowed row counts of a batch: few, so few compilations
+            # Allowed row counts of a batch, ascending: few, so few compilations.
+            "row_buckets": (32, 64),  # rows
         }
     )
 
@@ -357,7 +359,10 @@ def _checkpoint() -> ConfigDict:
 def _weights() -> ConfigDict:
     return ConfigDict(
         {
-            "directory": "",  # published versions; empty = WORKDIR/weights; /dev/shm/... is faster
+            # Published versions; empty = WORKDIR/weights. /dev/shm/... is faster, but what a
+            # finished run leaves there, the newest versions in DIRECTORY/RUN_ID, takes memory until
+            # you delete it. Should rl.num_steps be raised, the run continues without them.
+            "directory": "",  # see above
             "keep": 4,  # newest versions kept; versions of running evaluations are kept too
         }
     )
@@ -378,6 +383,8 @@ def _supervisor() -> ConfigDict:
         {
             "max_restarts": 3,  # of a sampler that died; the next death stops the run
             "heartbeat_s": 600.0,  # a process silent for so long is killed; compiling is silent too
-            "stop_timeout_s": 20.0,  # from SIGTERM to SIGKILL when stopping a child
+            # From SIGTERM to SIGKILL when stopping a child. In mode=sync: how long a stop waits for
+            # the next of the episodes that old weights still sample.
+            "stop_timeout_s": 20.0,  # seconds
         }
     )

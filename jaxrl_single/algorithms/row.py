@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxrl_single.algorithms import parts
+from jaxrl_single.algorithms import allowed, parts
 from jaxrl_single.algorithms.parts import Part
 from jaxrl_single.ops import reduce
 
@@ -67,6 +67,11 @@ class Algorithm:
         return "values" in self.reads
 
     @property
+    def least_draws(self) -> int:
+        """Auxiliary draws per token that its parts need at least."""
+        return max(allowed.DRAWS.get(part.chosen.__name__, 0) for _, part in each_part(self))
+
+    @property
     def couples(self) -> bool:
         """Whether the loss at a token depends on the log-probs of other tokens."""
         found = [self.keep_rule, self.objective, *self.terms.values()]
@@ -114,7 +119,7 @@ def override(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Algorithm:
 
     Raises:
       ValueError: unknown field, hyper-parameter, part or choice, or a value of another type; the
-        message lists the valid ones.
+        message lists the valid ones. Values that are not allowed are told all at once, one a line.
     """
     overrides = dict(overrides)
     for key in [key for key in overrides if key in _CHOICES or key == "terms"]:
@@ -126,7 +131,8 @@ def override(algorithm: Algorithm, overrides: Mapping[str, Any]) -> Algorithm:
                 f"algorithm {algorithm.name!r} has no field {key!r}; it has {sorted(known)}"
             )
         algorithm = _set(algorithm, key, _typed(key, value, known[key]))
-    _check(algorithm)
+    if problems := list(_problems(algorithm)):
+        raise ValueError("\n".join(problems))
     return algorithm
 
 
@@ -183,32 +189,46 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return float(value)
     if type(value) is not type(default):
         raise ValueError(
-            f"{key} is {value!r}, a {type(value).__name__}; expected a {type(default).__name__} "
-            f"such as {default!r}"
+            f"algorithm.{key} is {value!r}, a {type(value).__name__}; expected a "
+            f"{type(default).__name__} such as {default!r}"
         )
     return value
 
 
-def _check(algorithm: Algorithm) -> None:
-    _check_choice(algorithm, "reduction", tuple(reduce.REDUCTIONS))
-    _check_choice(algorithm, "ratio_reference", RATIO_REFERENCES)
+def _problems(algorithm: Algorithm) -> Iterator[str]:
+    yield from _unknown_choice(algorithm, "reduction", tuple(reduce.REDUCTIONS))
+    yield from _unknown_choice(algorithm, "ratio_reference", RATIO_REFERENCES)
+    for name, numbers in allowed.SETTINGS.items():
+        if (value := getattr(algorithm, name)) not in numbers:
+            yield f"algorithm.{name} is {value}, must be {numbers}"
+    if algorithm.reduction == "fixed_length" and algorithm.fixed_length < 1:
+        yield (
+            f"algorithm.fixed_length is {algorithm.fixed_length}, and reduction is 'fixed_length', "
+            "which divides by so many tokens; set it to the longest response, for instance"
+        )
     for field, part in each_part(algorithm):
         kernel = part.hyperparameters.get("kernel")
         if part.kernels and kernel not in part.kernels:
-            raise ValueError(
+            yield (
                 f"algorithm {algorithm.name!r}: {field}.kernel is {kernel!r}, allowed are "
                 f"{sorted(part.kernels)}"
             )
+            return  # what else there is to say depends on the function that it chooses
+        yield from allowed.problems(field, part)
+        # Advantages are made before the batch is dealt.
+        if algorithm.num_minibatches > 1 and field != "advantage" and "group" in part.reads:
+            yield (
+                f"algorithm.num_minibatches is {algorithm.num_minibatches}, and {field} compares "
+                "the trajectories of a group, which may come into different ones; use 1"
+            )
     if algorithm.needs_critic and algorithm.num_critic_steps < 1:
-        raise ValueError(
+        yield (
             f"algorithm {algorithm.name!r} reads a critic's values, so num_critic_steps must be at "
             f"least 1; it is {algorithm.num_critic_steps}"
         )
 
 
-def _check_choice(algorithm: Algorithm, field: str, allowed: tuple[str, ...]) -> None:
+def _unknown_choice(algorithm: Algorithm, field: str, known: tuple[str, ...]) -> Iterator[str]:
     value = getattr(algorithm, field)
-    if value not in allowed:
-        raise ValueError(
-            f"algorithm {algorithm.name!r}: {field} is {value!r}, allowed are {sorted(allowed)}"
-        )
+    if value not in known:
+        yield f"algorithm {algorithm.name!r}: {field} is {value!r}, allowed are {sorted(known)}"

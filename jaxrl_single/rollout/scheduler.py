@@ -46,7 +46,8 @@ class Scheduler:
       limits: of an episode.
       max_in_flight: episodes at once.
       source: recorded in the trajectories: "policy" or "script".
-      heartbeat: called at least every `poll_interval_s` while the event loop is alive.
+      heartbeat: called at least every `poll_interval_s` while the event loop is alive; what it
+        raises ends the work.
       poll_interval_s: seconds between questions for new tickets.
       tickets: where `run` gets its work; `drain` needs none.
 

@@ -44,7 +44,7 @@ def main() -> int:
     try:
         with bar.Bar("tensors", sys.stderr) as shown:
             what = convert(args.pop("source"), args.pop("to"), report=shown.show, **args)
-    except (ValueError, OSError, base.InvalidWeights) as error:
+    except (ValueError, OSError, workdir.CannotWrite, base.InvalidWeights) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
 
 import ml_collections
 
@@ -30,11 +31,9 @@ _FOR_PEOPLE = (
 def run(config: ml_collections.ConfigDict, root: str) -> int:
     """Runs all stages in `root`; returns the exit code, 2 when nothing was started."""
     try:
-        check_config.check(config)
-        notice = _check_world(config)
-        _check_model(config)
-        _check_algorithm(config)
-        plan = _plan_devices(config)
+        notice, plan = _check(config)
+        devices.check_mesh(plan, config.trainer.mesh.to_dict())
+        _check_warm_start(config, root)
         paths, _ = workdir.create(root)
         with lock.hold(paths) as reclaimed:
             changed = workdir_config.check(paths, config.to_dict())
@@ -58,19 +57,29 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
 def dry_run(config: ml_collections.ConfigDict) -> int:
     """Prints what `run` would do."""
     try:
-        check_config.check(config)
-        notice = _check_world(config)
-        _check_model(config)
-        _check_algorithm(config)
+        notice, found = _check(config)
         from jaxrl_single.stages import plan  # imports jax
 
         print(plan.describe(config))
-        for line in filter(None, (notice, _plan_devices(config).message)):
+        for line in filter(None, (notice, found.message)):
             print(f"  {line}")
     except _FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check(config: ml_collections.ConfigDict) -> tuple[str, devices.DevicePlan]:
+    """All that can be told without a device: the notice of the environment, and who gets which."""
+    check_config.check(config)
+    notice = _check_world(config)
+    _check_model(config)
+    plan = _plan_devices(config)
+    if plan.mode == "sync":
+        # This process will train, and what comes next imports jax, which reads some of them then.
+        os.environ.update({**child_process.cache_env(), **plan.trainer_env})
+    _check_algorithm(config)
+    return notice, plan
 
 
 def _check_world(config: ml_collections.ConfigDict) -> str:
@@ -79,6 +88,8 @@ def _check_world(config: ml_collections.ConfigDict) -> str:
         spec = env_table.get(config.env.name)
         section = config.env.to_dict()
         spec.make_env(section)
+        if spec.make_script:
+            spec.make_script(section)
         for split in ("train", "eval"):
             spec.make_tasks(section, split, config.seed)[0]
         return spec.notice(section)
@@ -112,10 +123,55 @@ def _check_algorithm(config: ml_collections.ConfigDict) -> None:
     try:
         algorithm = build.algorithm(config)
     except ValueError as error:
-        raise check_config.ConfigError(f"algorithm: {error}") from error
+        raise check_config.refusal(str(error).splitlines()) from error
     check_config.check_algorithm(
-        config, algorithm.name, needs=algorithm.needs, num_minibatches=algorithm.num_minibatches
+        config,
+        algorithm.name,
+        needs=algorithm.needs,
+        num_minibatches=algorithm.num_minibatches,
+        least_draws=algorithm.least_draws,
     )
+    vocab_size = world_lib.make_language(config)[0].vocab_size
+    check_config.refuse(_of_vocabulary(config, algorithm.needs, vocab_size))
+    if algorithm.needs_critic:
+        try:
+            build.check_critic_rules(config, vocab_size)
+        except ValueError as error:
+            raise check_config.refusal([f"critic.rules: {error}"]) from error
+
+
+def _of_vocabulary(
+    config: ml_collections.ConfigDict, needs: tuple[str, ...], vocab_size: int
+) -> Iterator[str]:
+    read = {"top_k": "topk" in needs, "top_logprobs": config.rollout.client == "http"}
+    for field, is_read in read.items():
+        if is_read and config.sampler[field] > vocab_size:
+            yield (
+                f"sampler.{field} is {config.sampler[field]}, and the vocabulary has {vocab_size} "
+                "tokens"
+            )
+
+
+def _check_warm_start(config: ml_collections.ConfigDict, root: str) -> None:
+    """What the first stage starts from, unless it is done already."""
+    if not _has_warm_start(root):
+        check_config.refuse(_of_warm_start(config))
+
+
+def _has_warm_start(root: str) -> bool:
+    directory = workdir.Workdir(root).stage_checkpoints("warm_start")
+    return workdir.newest_checkpoint(directory) is not None
+
+
+def _of_warm_start(config: ml_collections.ConfigDict) -> Iterator[str]:
+    warm, env = config.warm_start, config.env.name
+    if warm.workdir and not _has_warm_start(warm.workdir):
+        yield f"warm_start.workdir is {warm.workdir!r}, where no warm start is finished"
+    if not warm.workdir and warm.num_steps and not env_table.get(env).make_script:
+        yield (
+            f"warm_start.num_steps is {warm.num_steps}, and env.name {env!r} has no script that "
+            "plays demonstrations; set it to 0"
+        )
 
 
 def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
@@ -173,8 +229,7 @@ def _programs(
 
 
 def _run_sync(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> int:
-    os.environ.update(child_process.cache_env())
-    from jaxrl_single.stages import trainer_process  # imports jax
+    from jaxrl_single.stages import trainer_process
 
     # The screen belongs to the display; there is no second process with a log file of its own.
     for name in (None, "absl"):

@@ -64,13 +64,25 @@ class InlineBackend:
         max_in_flight: int,
         stopping: Callable[[], bool],
         tick: Callable[[], None],
+        no_progress_s: float,
+        stop_timeout_s: float,
     ):
+        """`tick` is called all the time, for the heartbeat.
+
+        Args:
+          no_progress_s: no episode for so long is an error.
+          stop_timeout_s: when asked to stop, episodes of weights that end now are waited for as
+            long as one comes within this time.
+        """
         self._world = world
         self._store = store
         self._make_engine = make_engine
         self._max_in_flight = max_in_flight
         self._stopping = stopping
         self._tick = tick
+        self._no_progress_s = no_progress_s
+        self._stop_timeout_s = stop_timeout_s
+        self._last_delivery = 0.0  # time.monotonic()
         self._engine: engine_lib.Engine | None = None
         self._runner = asyncio.Runner()
         self._queue: list[types.Ticket] = []
@@ -79,8 +91,12 @@ class InlineBackend:
         self._queue += batch
 
     def serve(self, version: int, params: weights_base.Params) -> None:
-        # What was ordered under the old weights is sampled by them: episodes drain at a step.
-        self._drain()
+        # What was ordered under the old weights is sampled by them: episodes drain at a step. That
+        # holds for a stop as well, after which the numbers have to be those without it.
+        try:
+            self._drain(stop_after_s=self._stop_timeout_s)
+        except rollouts.Stopped as stopped:
+            raise rollouts.StoppedInStep from stopped
         if self._engine is None:
             self._engine = self._make_engine(params, version)
         else:
@@ -92,20 +108,35 @@ class InlineBackend:
             raise rollouts.Stopped
 
     def wait(self) -> None:
-        self._drain()
+        self._drain(stop_after_s=0.0)
 
-    def _drain(self) -> None:
+    def _drain(self, *, stop_after_s: float) -> None:
+        """Runs the queue to its end; a stop ends it when no episode came for `stop_after_s`."""
         if not self._queue or self._engine is None:
             return
         queue, self._queue = self._queue, []
         client = local_client.InlineClient(self._engine)
+        self._last_delivery = time.monotonic()
+
+        def look() -> None:
+            self._tick()
+            silent = time.monotonic() - self._last_delivery
+            if silent >= stop_after_s and self._stopping():
+                raise rollouts.Stopped
+            if silent > self._no_progress_s:
+                raise rollouts.no_progress(silent, len(queue) - scheduler.finished)
+
         scheduler = scheduler_lib.Scheduler(
-            sink=self._store.write,
+            sink=self._deliver,
             make_env=self._world.make_env,
             client_for=lambda ticket: client,
             chat=self._world.language,
             limits=self._world.limits,
             max_in_flight=self._max_in_flight,
-            heartbeat=self._tick,
+            heartbeat=look,
         )
         self._runner.run(scheduler.drain(queue))
+
+    def _deliver(self, trajectory: types.Trajectory) -> None:
+        self._store.write(trajectory)
+        self._last_delivery = time.monotonic()

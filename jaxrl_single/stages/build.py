@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import ml_collections
 import optax
 
@@ -136,6 +137,22 @@ def optimizer(
         transforms={"train": _adamw(section, schedule)},
         clip_norm=section.clip_norm,
     )
+
+
+def check_critic_rules(config: ml_collections.ConfigDict, vocab_size: int) -> None:
+    """Applies `config.critic.rules` to the shapes of the critic; no device is touched.
+
+    Raises:
+      ValueError: a parameter matches no rule, or nothing would train.
+    """
+    _, critic = models(config, vocab_size)
+    shapes = jax.eval_shape(lambda: critic.init(jax.random.key(0)))
+    optimizer(config.critic_optimizer, shapes, rules=critic_rules(config))
+
+
+def critic_rules(config: ml_collections.ConfigDict) -> tuple[tuple[str, str], ...]:
+    """Those of RL, as `optimizer` takes them."""
+    return tuple(tuple(rule) for rule in config.critic.rules)
 
 
 def packer(

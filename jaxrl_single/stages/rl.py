@@ -73,7 +73,7 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
 
     Raises:
       Diverged, rollouts.RolloutFailed, gate.GateFailed: the last checkpoint is intact.
-      rollouts.Stopped: after a checkpoint.
+      rollouts.Stopped: after a checkpoint; StoppedInStep: without one.
     """
     num_steps = loop.config.rl.num_steps
     step = int(state.step)
@@ -88,6 +88,8 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
             due = step % loop.config.checkpoint.every_steps == 0 or step == num_steps
             saved_s = loop.save(step, state) if due else 0.0
             loop.records.status("rl", step, num_steps)
+    except rollouts.StoppedInStep:
+        raise
     except rollouts.Stopped:
         loop.save(step, state)
         raise
@@ -200,10 +202,14 @@ def _check_finite(
 ) -> None:
     if not metrics["train/nonfinite"]:
         return
+    # In a critic-only step the policy's numbers are NaN because nobody computed them.
+    told = "critic/" if metrics["train/critic_only"] else ("critic/", "policy/")
     unsound = {
         name: value
         for name, value in metrics.items()
-        if name.endswith(("/loss", "/gradient_norm")) and not math.isfinite(value)
+        if name.startswith(told)
+        and name.endswith(("/loss", "/loss_last", "/gradient_norm"))
+        and not math.isfinite(value)
     }
     raise Diverged(
         f"loss or gradient is not finite at RL step {step + 1}: {unsound or 'a later update'}; "

@@ -29,6 +29,23 @@ class Stopped(Exception):
     """The run was asked to stop while it waited for episodes."""
 
 
+class StoppedInStep(Stopped):
+    """The same in the midst of a step, of which nothing whole is there to be saved."""
+
+
+def no_progress(silent_s: float, in_flight: int) -> RolloutFailed:
+    """The error of episodes that don't end.
+
+    Args:
+      silent_s: seconds since the last one came.
+      in_flight: tickets that are waited for.
+    """
+    return RolloutFailed(
+        f"no trajectory arrived for {silent_s:.0f} s (trainer.no_progress_s) while {in_flight} "
+        "tickets are in flight; see the files of WORKDIR/logs"
+    )
+
+
 class Backend(Protocol):
     """Whoever runs the episodes: a sampler process, or this process inline."""
 
@@ -37,7 +54,11 @@ class Backend(Protocol):
         ...
 
     def serve(self, version: int, params: weights_base.Params) -> None:
-        """Samples with these weights from now on; they were published already."""
+        """Samples with these weights from now on; they were published already.
+
+        Raises:
+          StoppedInStep: what the weights before still had to sample does not end.
+        """
         ...
 
     def check(self) -> None:
@@ -45,7 +66,7 @@ class Backend(Protocol):
         ...
 
     def wait(self) -> None:
-        """Lets rollout go on for a moment."""
+        """Lets rollout go on for a moment; may raise `Stopped` too."""
         ...
 
 
@@ -389,11 +410,9 @@ class Rollouts:
         return selection.stale
 
     def _wait(self) -> None:
-        self.backend.wait()
+        """Call it after `collect`: what came during the last wait is progress."""
         silent = time.monotonic() - self._last_arrival
         if silent > self.settings.no_progress_s:
             in_flight = len(self.book.in_flight("train")) + len(self.book.in_flight("eval"))
-            raise RolloutFailed(
-                f"no trajectory arrived for {silent:.0f} s (trainer.no_progress_s) while "
-                f"{in_flight} tickets are in flight; see the files of WORKDIR/logs"
-            )
+            raise no_progress(silent, in_flight)
+        self.backend.wait()

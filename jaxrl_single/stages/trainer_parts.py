@@ -33,7 +33,7 @@ def optimizers(
     policy = build.optimizer(config.policy_optimizer, policy_params)
     if not algorithm.needs_critic:
         return policy, None
-    rules = tuple(tuple(rule) for rule in config.critic.rules)
+    rules = build.critic_rules(config)
     return policy, build.optimizer(config.critic_optimizer, critic_params, rules=rules)
 
 
@@ -94,6 +94,8 @@ def make_rollouts(
             max_in_flight=config.rollout.max_in_flight,
             stopping=stopping,
             tick=tick,
+            no_progress_s=config.trainer.no_progress_s,
+            stop_timeout_s=config.supervisor.stop_timeout_s,
         )
     else:
         backend = backends.FileBackend(paths.tickets, stopping=stopping, tick=tick)

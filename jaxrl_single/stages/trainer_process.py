@@ -142,6 +142,7 @@ class Trainer:
             count=section.num_demonstrations,
             mistake_rate=section.mistake_rate,
             seed=self.config.seed,
+            look=self._look,
         )
         return warm_start.train(
             self.policy,
@@ -378,11 +379,14 @@ class Trainer:
 
     def _report(self, stage: str, num_steps: int, step: int, metrics: dict[str, Any]) -> None:
         """One step of a supervised stage."""
+        self._look()
+        self.records.metrics(stage, step, metrics)
+        self.records.status(stage, step, num_steps)
+
+    def _look(self) -> None:
         self._beat()
         if self._stopping():
             raise rollouts.Stopped
-        self.records.metrics(stage, step, metrics)
-        self.records.status(stage, step, num_steps)
 
     def _say(self, stage: str, step: int, num_steps: int, text: str) -> None:
         self._beat()

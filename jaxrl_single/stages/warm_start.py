@@ -24,14 +24,23 @@ from jaxrl_single.trainer import state as state_lib
 
 LOGPROB_CHUNK = 1024  # tokens whose logits exist at one time
 _AT_ONCE = 1024  # episodes of the script that run together
+_LOOK_S = 0.5  # between looks at them
 
 Report = Callable[[int, dict[str, float]], None]  # (step, metrics)
 
 
 def demonstrations(
-    world: world_lib.World, *, count: int, mistake_rate: float, seed: int
+    world: world_lib.World,
+    *,
+    count: int,
+    mistake_rate: float,
+    seed: int,
+    look: Callable[[], None] = lambda: None,
 ) -> list[types.Trajectory]:
     """Plays `count` training tasks by the script, through the same code as the policy's episodes.
+
+    Args:
+      look: called all the time; what it raises ends the episodes.
 
     Raises:
       RuntimeError: an episode failed; it carries the traceback of the first.
@@ -40,7 +49,7 @@ def demonstrations(
     if world.make_script is None:
         raise ValueError("this environment has no script: set warm_start.num_steps=0")
     numbers = range(count)
-    played = asyncio.run(_play_all(world, numbers, mistake_rate, seed))
+    played = asyncio.run(_play_all(world, numbers, mistake_rate, seed, look))
     failed = [trajectory for trajectory in played if trajectory.error is not None]
     if failed:
         raise RuntimeError(f"{len(failed)} demonstrations failed; {failed[0].error.message}")
@@ -83,13 +92,22 @@ def train(
 
 
 async def _play_all(
-    world: world_lib.World, numbers: range, mistake_rate: float, seed: int
+    world: world_lib.World,
+    numbers: range,
+    mistake_rate: float,
+    seed: int,
+    look: Callable[[], None],
 ) -> list[types.Trajectory]:
     play = functools.partial(_play, world, mistake_rate=mistake_rate, seed=seed)
     played = []
     for start in range(0, len(numbers), _AT_ONCE):
         batch = numbers[start : start + _AT_ONCE]
-        played += await asyncio.gather(*(play(number) for number in batch))
+        tasks = [asyncio.create_task(play(number)) for number in batch]
+        running = set(tasks)
+        while running:
+            look()
+            _, running = await asyncio.wait(running, timeout=_LOOK_S)
+        played += [task.result() for task in tasks]
     return played
 
 

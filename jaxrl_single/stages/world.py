@@ -65,7 +65,7 @@ def make(config: ml_collections.ConfigDict) -> World:
             max_turns=config.env.max_turns,
             max_turn_tokens=config.env.max_turn_tokens,
             max_tokens=config.env.max_tokens,
-            max_episode_tokens=_longest_episode(config.batch, config.warm_start.batch_size),
+            max_episode_tokens=_longest_episode(config),
             env_s=config.env.step_timeout_s or None,
         ),
     )
@@ -103,13 +103,20 @@ def save_text(config: ml_collections.ConfigDict, world: World, directory: pathli
         world.language.save(directory / "tokenizer.json")
 
 
-def _longest_episode(batch: ml_collections.ConfigDict, num_demonstrations: int) -> int:
+def _longest_episode(config: ml_collections.ConfigDict) -> int:
     """Tokens of all segments of an episode, so that a batch always fits the largest bucket.
 
     A trajectory is cut between segments into the fewest pieces that each fit a row. Two
     neighbours together exceed a row, so p pieces have more than p // 2 rows of tokens.
+
+    The rows of a trajectory go together to the minibatch that has the fewest by then. None gets
+    more than `share` trajectories of `rows` rows can need: the one with the fewest would hold more
+    than share - 1 of them, so `share` or more, and so would all others, but one is still to come.
     """
-    rows = max(batch.row_buckets) // max(batch.num_trajectories, num_demonstrations)
+    batch, minibatches = config.batch, config.algorithm.get("num_minibatches", 1)
+    largest = max(batch.row_buckets)
+    share = -(-batch.num_trajectories // minibatches)
+    rows = min(largest // minibatches // share, largest // config.warm_start.batch_size)
     return (rows + 1) // 2 * batch.row_length
 
 

@@ -5,66 +5,14 @@ nearest valid one.
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
 from jaxrl_single.models import sizes
 from jaxrl_single.sampler.service import access
-from jaxrl_single.supervise import workdir_config
-
-CHOICES = {
-    "mode": ("local", "sync"),
-    "sampler.swap": ("keep", "recompute"),
-    "sampler.prefix_cache": ("off", "prompts", "all"),
-    "rollout.client": ("in_process", "http", "vllm"),
-    "rollout.on_limit": ("terminal", "bootstrap", "mask"),
-    "model.dtype": ("float32", "bfloat16"),
-    "model.on_rewrite": ("segment", "append"),
-    "policy_optimizer.decay": ("linear", "cosine"),
-    "critic_optimizer.decay": ("linear", "cosine"),
-}
-POSITIVE = (
-    "env.max_turns",
-    "env.max_turn_tokens",
-    "env.max_tokens",
-    "rl.group_size",
-    "batch.num_trajectories",
-    "batch.row_length",
-    "batch.rows_per_micro_batch",
-    "sampler.num_slots",
-    "sampler.decode_chunk",
-    "sampler.page_size",
-    "rollout.temperature",
-    "rollout.max_in_flight",
-    "rollout.sampler_patience_s",
-    "sampler.max_waiting",
-    "sampler.idle_s",
-    "rollout.max_attempts",
-    "rollout.max_consecutive_errors",
-    "eval.num_tasks",
-    "checkpoint.every_steps",
-    "checkpoint.keep",
-    "weights.keep",
-    "rl.kl_max_scale",
-)
-NOT_NEGATIVE = (
-    "env.num_train_tasks",
-    "warm_start.num_steps",
-    "value_pretraining.max_steps",
-    "rl.num_steps",
-    "rl.critic_only_steps",
-    "rl.kl_budget",
-    "rl.max_staleness",
-    "rollout.open_batches",
-    "sync.lag",
-    "eval.every_steps",
-    "supervisor.max_restarts",
-    "sampler.cache_tokens",
-    "sampler.num_processes",
-    "sampler.port",
-)
-
+from jaxrl_single.supervise import config_fields, workdir_config
 
 # What a row may need, and no rollout of this package gives.
 NOT_SAMPLED = ("preference", "prompt value", "gold answer", "forks", "states")
@@ -75,15 +23,34 @@ class ConfigError(ValueError):
 
 
 def check(config: ConfigDict) -> None:
-    """Raises ConfigError with all problems at once, each with the field and what is allowed."""
-    parts = (_finite, _ranges, _batch_sizes, _processes, _contradictions)
-    problems = [problem for part in parts for problem in part(config)]
-    if problems:
-        raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
+    """Raises ConfigError with all problems at once, each with the field and what is allowed.
+
+    Whether fields contradict is asked when each of them is allowed alone.
+    """
+    alone = (_finite, _choices, _ranges, _several, _critic_rules)
+    refuse(problem for part in alone for problem in part(config))
+    together = (_batch_sizes, _stages, _processes, _contradictions)
+    refuse(problem for part in together for problem in part(config))
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raises ConfigError if there are any."""
+    if found := list(problems):
+        raise refusal(found)
+
+
+def refusal(problems: Iterable[str]) -> ConfigError:
+    """The error that lists them."""
+    return ConfigError("\n  ".join(["the config can't be run:", *problems]))
 
 
 def check_algorithm(
-    config: ConfigDict, name: str, *, needs: tuple[str, ...], num_minibatches: int
+    config: ConfigDict,
+    name: str,
+    *,
+    needs: tuple[str, ...],
+    num_minibatches: int,
+    least_draws: int = 0,
 ) -> None:
     """The same for what an algorithm asks of the rest.
 
@@ -91,10 +58,14 @@ def check_algorithm(
       name: of its row.
       needs: of algorithms/row.py, NEEDS.
       num_minibatches: policy updates of a pass over a batch.
+      least_draws: auxiliary draws per token.
     """
-    problems = list(_of_algorithm(config, name, needs, num_minibatches))
-    if problems:
-        raise ConfigError("the config can't be run:\n" + "\n".join(f"  {p}" for p in problems))
+    refuse(
+        [
+            *_of_algorithm(config, name, needs, num_minibatches),
+            *_of_recording(config, name, needs, least_draws),
+        ]
+    )
 
 
 def check_service(config: ConfigDict) -> None:
@@ -129,11 +100,28 @@ def _of_algorithm(
             f"rl.group_size is {rl.group_size}, and algorithm {name!r} compares the trajectories "
             "of a group; use 2 or more"
         )
+    if num_minibatches > 1 and "num_minibatches" not in config.algorithm:
+        yield (
+            f"algorithm.num_minibatches is not in the config, and algorithm {name!r} has "
+            f"{num_minibatches}; put it there, because the length of episodes depends on it"
+        )
     for rows in batch.row_buckets:
         if rows % (batch.rows_per_micro_batch * num_minibatches):
             yield (
                 f"batch.row_buckets holds {rows}, not a multiple of batch.rows_per_micro_batch "
                 f"({batch.rows_per_micro_batch}) x algorithm.num_minibatches ({num_minibatches})"
+            )
+
+
+def _of_recording(
+    config: ConfigDict, name: str, needs: tuple[str, ...], least_draws: int
+) -> Iterator[str]:
+    least = {"num_aux_draws": least_draws, "top_k": int("topk" in needs)}
+    for field, count in least.items():
+        if config.sampler[field] < count:
+            yield (
+                f"sampler.{field} is {config.sampler[field]}, and algorithm {name!r} needs at "
+                f"least {count}"
             )
 
 
@@ -143,21 +131,54 @@ def _finite(config: ConfigDict) -> Iterator[str]:
             yield f"{path} is {value}, must be a finite number; JSON, which saves it, has no other"
 
 
-def _ranges(config: ConfigDict) -> Iterator[str]:
-    for path, allowed in CHOICES.items():
+def _choices(config: ConfigDict) -> Iterator[str]:
+    for path, allowed in config_fields.CHOICES.items():
         value = _field(config, path)
         if value not in allowed:
             yield f"{path} is {value!r}, allowed are {', '.join(allowed)}"
-    for path in POSITIVE:
-        if not _field(config, path) > 0:
-            yield f"{path} is {_field(config, path)}, must be greater than 0"
-    for path in NOT_NEGATIVE:
-        if _field(config, path) < 0:
-            yield f"{path} is {_field(config, path)}, must not be negative"
-    if not 0 <= config.warm_start.mistake_rate <= 1:
-        yield f"warm_start.mistake_rate is {config.warm_start.mistake_rate}, must be in [0, 1]"
-    if not 0 < config.value_pretraining.held_out_fraction < 1:
-        yield "value_pretraining.held_out_fraction must lie between 0 and 1"
+    size = config.model.size
+    if not config.model.path and size not in sizes.SIZES:
+        yield f"model.size is {size!r}, allowed are {', '.join(sorted(sizes.SIZES))}"
+
+
+def _ranges(config: ConfigDict) -> Iterator[str]:
+    for path, allowed in config_fields.RANGES.items():
+        value = _field(config, path)
+        if value not in allowed:
+            yield f"{path} is {value}, must be {allowed}"
+
+
+def _several(config: ConfigDict) -> Iterator[str]:
+    for path, allowed in config_fields.EACH.items():
+        values = tuple(_field(config, path))
+        wrong = [v for v in values if not isinstance(v, (int, float)) or v not in allowed]
+        for value in wrong:
+            yield f"{path} holds {value!r}, must be {allowed}"
+        if path not in config_fields.ASCENDING:
+            continue
+        if not values:
+            yield f"{path} is empty, give one number at least"
+        elif not wrong and list(values) != sorted(set(values)):
+            yield f"{path} is {values}, must be ascending"
+
+
+def _critic_rules(config: ConfigDict) -> Iterator[str]:
+    if not config.critic.rules:
+        yield "critic.rules is empty; the critic would not be trained"
+    for rule in config.critic.rules:
+        if not isinstance(rule, (tuple, list)) or len(rule) != 2:
+            yield f"critic.rules holds {rule!r}, but each is a pair of regex and label"
+            continue
+        pattern, label = rule
+        if label not in config_fields.LABELS:
+            yield (
+                f"critic.rules gives {pattern!r} the label {label!r}, allowed are "
+                f"{', '.join(config_fields.LABELS)}"
+            )
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            yield f"critic.rules holds {pattern!r}, which is no regular expression: {error}"
 
 
 def _batch_sizes(config: ConfigDict) -> Iterator[str]:
@@ -173,26 +194,43 @@ def _batch_sizes(config: ConfigDict) -> Iterator[str]:
                 f"batch.row_buckets holds {rows}, not a multiple of "
                 f"batch.rows_per_micro_batch ({batch.rows_per_micro_batch})"
             )
-    sizes = {
-        "batch.num_trajectories": batch.num_trajectories,
-        "warm_start.batch_size": config.warm_start.batch_size,
-    }
-    for name, size in sizes.items():
+    for name in ("batch.num_trajectories", "warm_start.batch_size"):
+        size = _field(config, name)
         if max(batch.row_buckets) < size:
             yield (
                 f"the largest of batch.row_buckets ({max(batch.row_buckets)}) is below "
                 f"{name} ({size}): long episodes would not fit"
             )
     mesh = config.trainer.mesh
-    if batch.rows_per_micro_batch % max(1, mesh.data * mesh.fsdp):
+    if batch.rows_per_micro_batch % (mesh.data * mesh.fsdp):
         yield (
             f"batch.rows_per_micro_batch is {batch.rows_per_micro_batch}, not a multiple of "
             f"trainer.mesh.data x fsdp ({mesh.data} x {mesh.fsdp}), over which rows are split"
         )
     if mesh.context != 1:
         yield f"trainer.mesh.context is {mesh.context}: nothing is split over it yet; use 1"
-    if config.rl.group_size > 0 and batch.num_trajectories % config.rl.group_size:
+    if batch.num_trajectories % config.rl.group_size:
         yield "batch.num_trajectories must be a multiple of rl.group_size"
+
+
+def _stages(config: ConfigDict) -> Iterator[str]:
+    warm, value, rl = config.warm_start, config.value_pretraining, config.rl
+    if warm.num_steps and not warm.workdir and warm.num_demonstrations < warm.batch_size:
+        yield (
+            f"warm_start.num_demonstrations is {warm.num_demonstrations}, fewer than "
+            f"warm_start.batch_size ({warm.batch_size}); each step takes as many different ones"
+        )
+    held_out = max(1, round(value.held_out_fraction * value.num_trajectories))
+    if value.max_steps and held_out >= value.num_trajectories:
+        yield (
+            f"value_pretraining.num_trajectories is {value.num_trajectories}, {held_out} of them "
+            "held out (value_pretraining.held_out_fraction), and none is left to train"
+        )
+    if rl.num_steps and rl.critic_only_steps >= rl.num_steps:
+        yield (
+            f"rl.critic_only_steps is {rl.critic_only_steps}, must be below rl.num_steps "
+            f"({rl.num_steps}), or the policy is never trained"
+        )
 
 
 def _processes(config: ConfigDict) -> Iterator[str]:
@@ -274,6 +312,11 @@ def _contradictions(config: ConfigDict) -> Iterator[str]:
         yield (
             f"sampler.record_experts is on, but model.size {config.model.size!r} has no experts; "
             "turn it off or choose a mixture of experts"
+        )
+    if 0 < sampler.cache_tokens < env.max_tokens:
+        yield (
+            f"sampler.cache_tokens is {sampler.cache_tokens}, below env.max_tokens "
+            f"({env.max_tokens}): one episode would not fit; 0 = all slots full"
         )
     if bool(env.tasks_file) != bool(env.eval_tasks_file):
         yield "env.tasks_file and env.eval_tasks_file are needed together (training, held-out)"

@@ -1,15 +1,18 @@
-"""Who gets which accelerator: environment variables, set before a child imports jax.
+"""Who gets which accelerator: environment variables, set before a process imports jax.
 
 CPU: all processes share the cores. Several GPUs or TPU chips: `trainer.devices` and
 `sampler.devices` name the chips of each side; several samplers deal theirs out. One GPU: all share
 it, each with its memory fraction. One TPU chip can be held by one process only: the samplers go to
-the CPU when their devices are "cpu", else the run falls back to `sync`.
+the CPU when their devices are "cpu", else the run falls back to `sync`. A trainer that shares with
+nobody, `sync` being one process, takes the chips that it names, or all.
 """
 
 import dataclasses
 import glob
+import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 
@@ -24,14 +27,17 @@ class DevicePlan:
 
     Attributes:
       mode: "local", or "sync" when two processes can't share what there is.
-      trainer_env: variables to add to the environment of the trainer.
+      trainer_env: variables to add to the environment of the trainer, or of the only process.
       sampler_envs: the same for each sampler.
+      num_trainer_devices: that jax will see there; None when nobody knows, since a TPU chip may be
+        one or two.
       message: one line for people.
     """
 
     mode: str
     trainer_env: dict[str, str]
     sampler_envs: tuple[dict[str, str], ...]
+    num_trainer_devices: int | None
     message: str
 
 
@@ -80,25 +86,84 @@ def plan(
         than samplers.
     """
     nothing = ({},) * num_samplers
-    if mode == "sync" or platform == "cpu":
-        where = "CPU" if platform == "cpu" else f"{platform.upper()}, one process"
-        return DevicePlan(mode, {}, nothing, f"devices: {where}")
+    if platform == "cpu":
+        return DevicePlan(mode, {}, nothing, _cpu_devices(), "devices: CPU")
+    trainer = _named("trainer.devices", trainer_devices, chips)
+    if mode == "sync":
+        return _alone(mode, platform, chips, trainer, nothing, "one process")
     if num_samplers == 0:
-        message = f"devices: trainer on {len(chips)} {platform.upper()}, samplers elsewhere"
-        return DevicePlan(mode, {}, (), message)
+        return _alone(mode, platform, chips, trainer, (), "samplers elsewhere")
     if sampler_devices == "cpu":
-        message = f"devices: trainer on {len(chips)} {platform.upper()}, sampler on CPU"
-        return DevicePlan(mode, {}, ({"JAX_PLATFORMS": "cpu"},) * num_samplers, message)
+        on_cpu = ({"JAX_PLATFORMS": "cpu"},) * num_samplers
+        return _alone(mode, platform, chips, trainer, on_cpu, "sampler on CPU")
+    sampler = _named("sampler.devices", sampler_devices, chips)
     if len(chips) == 1:
         return _share_one(platform, trainer_memory, sampler_memory, num_samplers)
-    trainer, sampler = _split(chips, trainer_devices, sampler_devices)
-    variable = VISIBLE[platform]
+    trainer, sampler = _split(chips, trainer, sampler)
+    variable, own = VISIBLE[platform], ",".join(trainer)
     return DevicePlan(
         mode,
-        {variable: trainer},
-        tuple({variable: own} for own in _deal(sampler.split(","), num_samplers)),
-        f"devices: {platform.upper()} {trainer} for the trainer, {sampler} for the sampler",
+        {variable: own},
+        tuple({variable: dealt} for dealt in _deal(sampler, num_samplers)),
+        _count(platform, trainer),
+        f"devices: {platform.upper()} {own} for the trainer, {','.join(sampler)} for the sampler",
     )
+
+
+def check_mesh(found: DevicePlan, sizes: Mapping[str, int]) -> None:
+    """Raises DeviceError when the trainer has not as many devices as its mesh.
+
+    Args:
+      sizes: of the axes, `trainer.mesh` of the config.
+    """
+    needed, there = math.prod(sizes.values()), found.num_trainer_devices
+    if there is not None and needed > there:
+        raise DeviceError(
+            f"trainer.mesh is {dict(sizes)}, which needs {needed} devices, and the trainer has "
+            f"{there} ({found.message}); change the sizes so that their product is at most that"
+        )
+
+
+def _alone(
+    mode: str,
+    platform: str,
+    chips: Sequence[str],
+    trainer: Sequence[str],
+    sampler_envs: tuple[dict[str, str], ...],
+    others: str,
+) -> DevicePlan:
+    """All chips are the trainer's if it names none."""
+    env = {VISIBLE[platform]: ",".join(trainer)} if trainer else {}
+    where = (
+        f"{platform.upper()} {','.join(trainer)}" if trainer else f"{len(chips)} {platform.upper()}"
+    )
+    message = f"devices: trainer on {where}, {others}"
+    return DevicePlan(mode, env, sampler_envs, _count(platform, trainer or chips), message)
+
+
+def _count(platform: str, chips: Sequence[str]) -> int | None:
+    return None if platform == "tpu" else len(chips)
+
+
+def _cpu_devices() -> int:
+    """One, unless jax was told otherwise by a variable."""
+    forced = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    told = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    return max(int(forced[1]) if forced else 1, int(told) if told.isdecimal() else 1)
+
+
+def _named(field: str, value: str, chips: Sequence[str]) -> list[str]:
+    """The chips that a field of the config lists; [] if it is empty."""
+    names = [name.strip() for name in value.split(",")] if value else []
+    unknown = sorted({name or "''" for name in names if name not in chips})
+    if unknown:
+        raise DeviceError(
+            f"{field} is {value!r}: there is no device {', '.join(unknown)}; this run may use "
+            f"{', '.join(chips)}"
+        )
+    if len(set(names)) < len(names):
+        raise DeviceError(f"{field} is {value!r}, which names a device twice")
+    return names
 
 
 def _deal(chips: list[str], num_samplers: int) -> list[str]:
@@ -118,7 +183,7 @@ def _share_one(
             "devices: one TPU chip serves one process only, so this run falls back to mode=sync; "
             "set sampler.devices=cpu to stay asynchronous"
         )
-        return DevicePlan("sync", {}, ({},) * num_samplers, message)
+        return DevicePlan("sync", {}, ({},) * num_samplers, None, message)
     if trainer_memory + sampler_memory > 1:
         raise DeviceError(
             f"trainer.memory_fraction + sampler.memory_fraction = "
@@ -127,26 +192,23 @@ def _share_one(
     name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     message = f"devices: one GPU shared, memory {trainer_memory} trainer, {sampler_memory} sampler"
     sampler_env = {name: str(sampler_memory / num_samplers)}
-    return DevicePlan("local", {name: str(trainer_memory)}, (sampler_env,) * num_samplers, message)
+    trainer_env = {name: str(trainer_memory)}
+    return DevicePlan("local", trainer_env, (sampler_env,) * num_samplers, 1, message)
 
 
-def _split(chips: Sequence[str], trainer_devices: str, sampler_devices: str) -> tuple[str, str]:
+def _split(
+    chips: Sequence[str], trainer: list[str], sampler: list[str]
+) -> tuple[list[str], list[str]]:
     """Default: the first half trains, the second half samples."""
-    if bool(trainer_devices) != bool(sampler_devices):
+    if bool(trainer) != bool(sampler):
         raise DeviceError(
             "trainer.devices and sampler.devices are needed together, e.g. "
             "--config.trainer.devices=0,1 --config.sampler.devices=2,3"
         )
-    if not trainer_devices:
+    if not trainer:
         half = len(chips) // 2
-        return ",".join(chips[:half]), ",".join(chips[half:])
-    trainer, sampler = trainer_devices.split(","), sampler_devices.split(",")
+        return list(chips[:half]), list(chips[half:])
     twice = sorted(set(trainer) & set(sampler))
     if twice:
         raise DeviceError(f"devices {', '.join(twice)} are given to trainer and sampler both")
-    unknown = sorted(set(trainer + sampler) - set(chips))
-    if unknown:
-        raise DeviceError(
-            f"there is no device {', '.join(unknown)}; this run may use {', '.join(chips)}"
-        )
-    return ",".join(trainer), ",".join(sampler)
+    return trainer, sampler

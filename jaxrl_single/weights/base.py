@@ -34,6 +34,7 @@ class WeightStore(Protocol):
 
         Raises:
           ValueError: the version is not above every published one (versions are never reused).
+          workdir.CannotWrite: the disk is full or the place not writable; nothing of it stays.
         """
         ...
 

@@ -26,7 +26,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxrl_single import param_tree
+from jaxrl_single import param_tree, workdir
 from jaxrl_single.weights import base
 
 MARKER = "STABLE"
@@ -65,9 +65,17 @@ class FileWeights:
     """A `base.WeightStore` in `directory`, for the versions of run `run_id` only."""
 
     def __init__(self, directory: str | os.PathLike, run_id: str):
+        """Makes the directory.
+
+        Raises:
+          workdir.CannotWrite: it can't be made.
+        """
         self.directory = pathlib.Path(directory)
         self.run_id = run_id
-        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise workdir.CannotWrite(self.directory, error) from error
 
     def publish(self, version: int, params: base.Params, *, metadata: dict[str, Any]) -> str:
         """See `base.WeightStore.publish`. Also reclaims what a killed writer left behind."""
@@ -82,6 +90,8 @@ class FileWeights:
         try:
             sha256 = self._write(writing, version, params, metadata)
             writing.rename(self._place(version))
+        except (OSError, safetensors.SafetensorError) as error:
+            raise workdir.CannotWrite(self._place(version), _os_error(error)) from error
         finally:
             shutil.rmtree(writing, ignore_errors=True)
         return sha256
@@ -215,6 +225,14 @@ class FileWeights:
                 f"{'complete' if complete else 'incomplete'}, expected version {version}, complete"
             )
         return manifest
+
+
+def _os_error(error: Exception) -> OSError:
+    """What the operating system said; safetensors writes its number into the message only."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), str(error)) if number else OSError(str(error))
 
 
 def _open(place: pathlib.Path, manifest: dict[str, Any]) -> dict[str, StoredTensor]:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import inspect
+import math
 
 import pytest
 
 from configs import common
-from jaxrl_single.algorithms import arrays, parts, row, table
+from jaxrl_single.algorithms import allowed, arrays, parts, row, table
 from jaxrl_single.ops import reduce
 from jaxrl_single.stages import build
 
@@ -122,6 +123,101 @@ def test_unknown_part_lists_the_known():
 def test_value_of_another_type_is_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is {value!r}, a .*expected a"):
         table.get("sao", {key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("sao", "num_policy_epochs", 0, "must be at least 1"),
+        ("sao", "num_minibatches", 0, "must be at least 1"),
+        ("sao", "num_critic_steps", -1, "must be at least 0"),
+        ("sao", "advantage.lambda_alpha", 0.0, "must be greater than 0"),
+        ("sao", "advantage.critic_lambda", 7.0, r"must be in \[0, 1\]"),
+        ("sao", "advantage.discount", -2.0, r"must be in \[0, 1\]"),
+        ("sao", "keep_rule.low", -0.5, "must be at least 0"),
+        ("sao", "keep_rule.high", math.nan, "must be at least 0"),
+        ("icepop", "keep_rule.low", 6.0, "must be at most keep_rule.high, 5.0"),
+        ("spo", "advantage.rho_min", 0.97, "must be at most advantage.rho_max, 0.96"),
+        ("running_mean", "advantage.window", 0, "must be at least 1"),
+        ("klpo_sequence", "objective.beta", 0.0, "must be greater than 0"),
+        ("klpo", "objective.beta", -0.1, "must be at least 0"),
+        ("rebel", "objective.eta", 0.0, "must be greater than 0"),
+        ("flash_reinforce", "keep_rule.delta", -1.0, "must be greater than 0"),
+        ("estr", "keep_rule.tau", -1.0, "must be at least 0"),
+        ("bellman_bpo", "objective.eps", 0.0, "must be greater than 0"),
+    ],
+)
+def test_number_that_means_nothing_is_refused(name, key, value, words):
+    with pytest.raises(ValueError, match=rf"algorithm\.{key} is {value}, {words}"):
+        table.get(name, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("klpo", {"objective.beta": 0.0}),
+        ("estr", {"keep_rule.tau": 0.0}),  # asks for its calibration
+        ("trm", {"keep_rule.max_kl": math.inf}),
+        ("cispo", {"objective.low": 3.0}),
+    ],
+)
+def test_special_values_are_allowed(name, overrides):
+    table.get(name, overrides)
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    wrong = {"keep_rule.low": -1.0, "num_minibatches": 0, "reduction": "mean"}
+    with pytest.raises(ValueError, match=r"(?s)reduction is .*num_minibatches is .*rule\.low is"):
+        table.get("sao", wrong)
+
+
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_every_number_of_a_part_has_a_range_and_is_in_it(kind, name):
+    part = getattr(parts, kind)[name]
+    kernels = part.kernels or {"": part.function}
+    for kernel in kernels:
+        chosen = part.having(kernel=kernel) if kernel else part
+        numbers = {key for key in chosen.hyperparameters if key != "kernel"}
+        assert {key for key in numbers if allowed.of(chosen, key) is None} == set()
+        assert list(allowed.problems("part", chosen)) == []
+
+
+def test_ranges_are_of_functions_and_hyperparameters_that_exist():
+    found = [part for kind in READABLE for part in getattr(parts, kind).values()]
+    functions = {
+        function.__name__: set(part.hyperparameters)
+        for part in found
+        for function in (part.kernels.values() or [part.function])
+    }
+    assert set(allowed.DRAWS) <= set(functions)
+    for function, pair in allowed.ORDERED.items():
+        assert set(pair) <= functions[function]
+    for key in allowed.HYPERPARAMETERS:
+        function, _, name = key.rpartition(".")
+        assert name in (functions[function] if function else set().union(*functions.values()))
+
+
+def test_unknown_kernel_lists_the_allowed():
+    with pytest.raises(ValueError, match=r"objective.kernel is 'md', allowed are .*'mc'"):
+        table.get("klpo", {"objective.kernel": "md"})
+
+
+def test_a_fixed_length_has_to_be_given():
+    with pytest.raises(ValueError, match=r"algorithm\.fixed_length is 0, and reduction is 'fixed"):
+        table.get("sao", {"reduction": "fixed_length"})
+    with pytest.raises(ValueError, match=r"algorithm\.fixed_length is 0"):
+        table.get("flash_constant_length", {"fixed_length": 0})
+
+
+def test_pairs_of_a_group_need_all_of_a_batch():
+    with pytest.raises(ValueError, match=r"algorithm\.num_minibatches is 4, and objective .*group"):
+        table.get("rebel", {"num_minibatches": 4})
+    table.get("grpo", {"num_minibatches": 4})  # its groups are compared before the batch is dealt
+
+
+def test_how_many_draws_a_row_needs():
+    assert [table.get(name).least_draws for name in ("sao", "klpo", "klpo_sequence")] == [0, 1, 2]
+    assert table.get("klpo_sequence", {"objective.kernel": "binary"}).least_draws == 0
 
 
 def test_critic_without_critic_steps_is_refused():

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from configs import common
+from jaxrl_single.run import launch
 from jaxrl_single.supervise import check_config, workdir_config
 from tests.configs.experiments import NAMES, ROOT, load
 
@@ -16,6 +17,8 @@ from tests.configs.experiments import NAMES, ROOT, load
 def test_config_is_valid_and_locked(name, arg):
     config = load(name, arg)
     check_config.check(config)
+    if not config.model.path:  # a checkpoint may not be installed
+        launch._check_algorithm(config)
     assert config.is_locked
     with pytest.raises(AttributeError):
         config.rl.num_stepz = 3

@@ -164,7 +164,8 @@ def test_the_samplers_of_given_urls_are_used(tmp_path):
 @pytest.mark.long
 def test_a_sampler_alone_says_what_is_wrong(tmp_path):
     workdir = tmp_path / "run"
-    runs.run(workdir, *STEPS, "rl.num_steps=1", "eval.num_tasks=1")
+    short = ("rl.num_steps=1", "rl.critic_only_steps=0", "eval.num_tasks=1")
+    runs.run(workdir, *STEPS, *short)
     other = start_lone_sampler(workdir, "model.size=tiny")
     assert other.wait(120) == 2
     assert "model.size: 'tiny_moe' -> 'tiny'" in lone_output(workdir)

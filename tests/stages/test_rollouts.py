@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -54,6 +55,15 @@ def test_admission_is_bounded_also_after_a_resume_at_a_high_version(tmp_path, ve
     made.top_up(purpose="rl")
     made.top_up(purpose="rl")
     assert len(worker.sent) == (3 + 1) * 4
+
+
+def test_episodes_that_come_all_at_once_after_a_long_wait_are_progress(tmp_path):
+    """The mode of one process plays all that is ordered within a single wait."""
+    made, worker = make(tmp_path, [task(i) for i in range(100)], no_progress_s=0.05)
+    at_once = worker.wait
+    worker.wait = lambda: (time.sleep(0.1), at_once())
+    made.publish(PARAMS, step=0)
+    assert len(made.take(4, purpose="rl").trajectories) == 4
 
 
 def test_slow_episodes_are_not_starved(tmp_path):

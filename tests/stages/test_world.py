@@ -1,11 +1,17 @@
-"""The tasks of RL that the config makes."""
+"""The tasks of RL that the config makes, and how long their episodes may be."""
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs import common
+from jaxrl_single import types
+from jaxrl_single.data import packing
 from jaxrl_single.stages import world as world_lib
+from tests import trajectory_maker
 
 
 def world(num_train_tasks, **env):
@@ -30,3 +36,61 @@ def test_tasks_of_a_file_are_counted_too(tmp_path, asked, given):
         asked, tasks_file=str(tmp_path / "train"), eval_tasks_file=str(tmp_path / "eval")
     ).rl_tasks
     assert [task.question for task in found] == [f"{i}+1" for i in range(given)]
+
+
+def of_segments(ticket, lengths):
+    segment_ids = np.repeat(1 + np.arange(len(lengths)), lengths).astype(np.int32)
+    length = len(segment_ids)
+    mask = np.diff(segment_ids, prepend=0) == 0
+    versions = np.where(mask, 3, types.NOT_SAMPLED).astype(np.int32)
+    return trajectory_maker.make_trajectory(
+        ticket, length=length, segment_ids=segment_ids, action_mask=mask, policy_versions=versions
+    )
+
+
+def split(rng, length, row_length):
+    """Segments of one episode, a little more than half a row many of them: two share no row."""
+    lengths = []
+    while (left := length - sum(lengths)) > 0:
+        low = rng.choice([1, row_length // 2 + 1])
+        lengths.append(min(left, int(rng.integers(low, row_length + 1))))
+    return lengths
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    minibatches=st.integers(1, 8),
+    size=st.integers(1, 24),
+    rows=st.integers(1, 12),
+)
+def test_episodes_of_any_allowed_length_fit_a_batch_and_each_minibatch(
+    seed, minibatches, size, rows
+):
+    rng = np.random.default_rng(seed)
+    bucket = minibatches * max(rows, -(-size // minibatches))
+    config = common.base()
+    config.algorithm.num_minibatches = minibatches
+    config.batch.update({"num_trajectories": size, "row_length": 16, "row_buckets": (bucket,)})
+    config.warm_start.batch_size = 1
+    most = world_lib.make(config).limits.max_episode_tokens
+    assert most >= 16, "an episode of one row is always allowed"
+    longest = [most if rng.random() < 0.8 else int(rng.integers(1, most + 1)) for _ in range(size)]
+    packing.pack(
+        [of_segments(i, split(rng, length, 16)) for i, length in enumerate(longest)],
+        num_trajectories=size,
+        row_length=16,
+        rows_per_micro_batch=1,
+        row_buckets=(bucket,),
+        on_limit="terminal",
+        num_minibatches=minibatches,
+    )
+
+
+def test_demonstrations_bound_the_length_of_episodes_too():
+    config = common.base()
+    config.batch.update({"num_trajectories": 8, "row_length": 10, "row_buckets": (64,)})
+    config.warm_start.batch_size = 16
+    assert world_lib.make(config).limits.max_episode_tokens == 20  # 4 rows: 3 pieces at most
+    config.warm_start.batch_size = 64
+    assert world_lib.make(config).limits.max_episode_tokens == 10

@@ -1,17 +1,21 @@
 """Published weights come back bit for bit, and whatever is torn, foreign or corrupt is refused."""
 
+import contextlib
+import errno
 import json
 import multiprocessing
 import os
 import pathlib
+import resource
 import signal
 import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 
-from jaxrl_single import param_tree
+from jaxrl_single import param_tree, workdir
 from jaxrl_single.weights import base, filesystem
 
 
@@ -157,6 +161,46 @@ def test_a_failed_publish_leaves_nothing(store):
         store.publish(1, _params(0), metadata={"not json": object()})
     assert os.listdir(store.directory) == []
     store.publish(1, _params(0), metadata={})
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Files may not grow beyond 4 kB, which the system reports as it does a full disk."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+@pytest.mark.parametrize(
+    ("size", "metadata"), [(10_000, {}), (1, {"long": "x" * 10_000})], ids=["tensors", "manifest"]
+)
+def test_a_full_disk_is_told_to_people_and_leaves_nothing(store, size, metadata):
+    params = {"w": np.zeros(size, np.float32)}
+    with full_disk(), pytest.raises(workdir.CannotWrite, match="v000000001: File too large"):
+        store.publish(1, params, metadata=metadata)
+    assert os.listdir(store.directory) == []
+    store.publish(1, {"w": np.zeros(1, np.float32)}, metadata={})
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "writable")]
+)
+def test_the_advice_follows_what_the_system_said(store, monkeypatch, number, words):
+    def refuse(*_):
+        raise safetensors.SafetensorError(f"I/O error: in words (os error {number})")
+
+    monkeypatch.setattr(filesystem.safetensors.numpy, "save_file", refuse)
+    with pytest.raises(workdir.CannotWrite, match=words):
+        store.publish(1, {"w": np.zeros(1)}, metadata={})
+
+
+def test_a_place_where_nothing_can_be_written_is_told_to_people(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(workdir.CannotWrite, match="Not a directory"):
+        filesystem.FileWeights(tmp_path / "file" / "weights", run_id="run-a")
 
 
 def _publish_for_ever(directory: pathlib.Path) -> None:
