@@ -114,15 +114,15 @@ class Status:
 class Eval:
     """One evaluation: `success` of `n` held-out tasks with its 95 % interval.
 
-    `step` counts the policy updates of RL that the evaluated weights have seen; all tokens
-    of the evaluation were sampled from `policy_version`.
+    `success` is None when n is 0. `step` counts the policy updates of RL that the evaluated
+    weights have seen; all tokens of the evaluation were sampled from `policy_version`.
     """
 
     stage: str
     step: int
     policy_version: int
     n: int
-    success: float
+    success: float | None
     ci_low: float
     ci_high: float
 

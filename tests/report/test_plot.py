@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_single import workdir
+from jaxrl_single.metrics import success as success_lib
 from jaxrl_single.report import plot
 
 
@@ -44,6 +45,14 @@ def test_lines_are_running_means_and_points_the_evaluations_at_their_steps(make_
     (interval,) = success.containers[1].lines[2]
     np.testing.assert_allclose(interval.get_segments()[0], [[4, 0.7], [4, 0.85]])
     np.testing.assert_allclose(staleness.lines[0].get_ydata(), [0.1, 0.15, 0.25, 0.35])
+
+
+def test_an_evaluation_without_a_verdict_is_no_point(make_run):
+    root = make_run("one", [0.5])
+    nothing = success_lib.measure([None])
+    found = (nothing.n, nothing.success, nothing.ci_low, nothing.ci_high)
+    workdir.record_eval(workdir.Workdir(root), workdir.Eval("rl", 1, 1, *found))
+    assert len(plot.draw([root], metrics=()).axes[0].containers) == 2
 
 
 @pytest.mark.parametrize(
