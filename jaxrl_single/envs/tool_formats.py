@@ -17,7 +17,9 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
+
+from jaxrl_single.envs import argument_types, json_text
 
 CODE_TOOL = "python"  # what a code block calls
 CODE_ARGUMENT = "code"
@@ -59,8 +61,9 @@ class Parsed:
 class Read(Protocol):
     """Reads what a model says (without its thoughts). It never raises, whatever the text.
 
-    `tools` are JSON schemas; formats that write every argument as text learn the types from them.
-    Without a schema such an argument is what its text is as JSON, else the text.
+    `tools` are JSON schemas; formats that write every argument as text learn the types from them,
+    see `argument_types.read`. Without a schema such an argument is what its text is as JSON, else
+    the text.
     """
 
     def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed: ...
@@ -173,6 +176,13 @@ def _read_llama3(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
     )
 
 
+def _objects(text: str) -> list[Any]:
+    try:
+        return json_text.objects(text)
+    except ValueError as error:
+        raise _Malformed(f"the call is not JSON: {error}") from error
+
+
 def _is_llama_call(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether JSON that may be malformed means a call: an answer can have a name, too."""
     name = _LLAMA_NAME.search(text)
@@ -227,7 +237,7 @@ def _collect(calls: Callable[[], list[Call]], text: str, start: int | None) -> P
 
 def _json_call(text: str, keys: Sequence[str]) -> Call:
     try:
-        found = _from_json(text)
+        found = json_text.parse(text)
     except ValueError as error:
         raise _Malformed(f"the call is not JSON: {error}") from error
     return _as_call(found, keys)
@@ -239,48 +249,10 @@ def _as_call(found: Any, keys: Sequence[str]) -> Call:
         raise _Malformed(f'a call is a JSON object {{"name": ..., "{keys[0]}": {{...}}}}')
     arguments = next((found[key] for key in keys if key in found), {})
     if isinstance(arguments, str):
-        arguments = _json_or(arguments, None)
+        arguments = json_text.parse_or(arguments, None)
     if not isinstance(arguments, dict):
         raise _Malformed(f'"{keys[0]}" of {found["name"]} must be a JSON object')
     return Call(found["name"], arguments)
-
-
-def _objects(text: str) -> list[Any]:
-    """JSON objects with blanks, semicolons or commas between; what follows them is ignored."""
-    found: list[Any] = []
-    place = 0
-    while True:
-        while text[place : place + 1] in (" ", "\n", "\t", ";", ","):
-            place += 1
-        if found and text[place : place + 1] != "{":
-            return found
-        try:
-            end = json.JSONDecoder().raw_decode(text, place)[1]
-            found.append(_from_json(text[place:end]))
-        except (ValueError, RecursionError) as error:
-            raise _Malformed(f"the call is not JSON: {error}") from error
-        place = end
-
-
-def _from_json(text: str) -> Any:
-    """ValueError also for what JSON forbids: numbers that are none, and halves of characters."""
-    try:
-        found = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(found, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return found
-
-
-def _json_or(text: str, otherwise: Any) -> Any:
-    try:
-        return _from_json(text)
-    except ValueError:
-        return otherwise
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
 
 
 def _function_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
@@ -289,7 +261,7 @@ def _function_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
         raise _Malformed("a call is <function=NAME> with parameters, up to </function>")
     name, body = function[1].strip(), function[2]
     arguments = {
-        key.strip(): _typed(_unframed(value), name, key.strip(), tools)
+        key.strip(): _typed(_unframed(value), name, key, tools)
         for key, value in _PARAMETER.findall(body)
     }
     if _PARAMETER.sub("", body).strip():
@@ -303,8 +275,7 @@ def _glm_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
     if not name or any(mark in name for mark in "<>\n{"):
         raise _Malformed("a call is the tool's name, then its <arg_key> and <arg_value> pairs")
     arguments = {
-        key.strip(): _typed(value, name, key.strip(), tools)
-        for key, value in _GLM_ARGUMENT.findall(body)
+        key.strip(): _typed(value, name, key, tools) for key, value in _GLM_ARGUMENT.findall(body)
     }
     if _GLM_ARGUMENT.sub("", body).strip():
         raise _Malformed(
@@ -318,7 +289,7 @@ def _react_call(name: str, rest: str) -> Call:
     if not name or given is None:
         raise _Malformed("a call is a line 'Action: NAME' and a line 'Action Input: ARGUMENTS'")
     text = _BLANK.sub("", given[1]).strip()
-    arguments = _json_or(text, None)
+    arguments = json_text.parse_or(text, None)
     return Call(name, arguments if isinstance(arguments, dict) else {REACT_ARGUMENT: text})
 
 
@@ -328,20 +299,7 @@ def _unframed(value: str) -> str:
 
 
 def _typed(value: str, tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> Any:
-    """The value of an argument that was written as text."""
-    if _declared_type(tool, key, tools) == "string":
-        return value
-    return _json_or(value, value)
-
-
-def _declared_type(tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> Any:
-    for schema in tools:
-        function = schema.get("function", schema)
-        if function.get("name") == tool:
-            for name in ("parameters", "properties", key, "type"):
-                function = function.get(name) if isinstance(function, dict) else None
-            return function
-    return None
+    return argument_types.read(value, argument_types.of_argument(tool, key.strip(), tools))
 
 
 def _render_hermes(call: Call) -> str:

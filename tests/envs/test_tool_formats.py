@@ -172,6 +172,52 @@ def test_typed_arguments_follow_the_schema_and_else_their_looks():
     assert calls_of("qwen3_coder", code)[0].arguments == {"code": "\nx = 1\n"}
 
 
+TYPES = {
+    "flag": {"type": "boolean"},
+    "zip": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "code": {"type": ["string", "null"]},
+    "limit": {"oneOf": [{"type": "integer"}, {"type": "null"}]},
+    "choice": {"enum": ["1", "2"]},
+    "level": {"enum": [1, 2, None]},
+    "options": {"type": "object"},
+    "other": {"anyOf": [{"$ref": "#/$defs/Other"}, {"type": "null"}]},
+}
+
+
+@pytest.mark.parametrize("name", XML_FORMATS)
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("flag", "True", True),
+        ("flag", "False", False),
+        ("flag", "true", True),
+        ("flag", "None", "None"),
+        ("zip", "12345", "12345"),
+        ("zip", "true", "true"),
+        ("zip", "True", "True"),
+        ("zip", "null", None),
+        ("code", "007", "007"),
+        ("code", "None", None),
+        ("limit", "3", 3),
+        ("limit", "None", None),
+        ("limit", "many", "many"),
+        ("choice", "1", "1"),
+        ("level", "2", 2),
+        ("level", "None", None),
+        ("options", '{"a": 1}', {"a": 1}),
+        ("options", "{'a': 1}", "{'a': 1}"),
+        ("other", "12", 12),
+        ("unknown", "12", 12),
+    ],
+)
+def test_a_type_may_be_declared_in_many_ways(name, key, text, value):
+    function = {"name": "find", "parameters": {"type": "object", "properties": TYPES}}
+    written = FORMATS[name].render(Call("find", {key: text}))
+    (call,) = calls_of(name, written, [{"type": "function", "function": function}])
+    assert call.arguments[key] == value
+    assert type(call.arguments[key]) is type(value)
+
+
 def test_react_reads_up_to_an_invented_observation():
     text = 'Thought: add\nAction: sum\nAction Input: {"a": 1}\nObservation: 5\nFinal Answer: 5'
     assert calls_of("react", text) == (Call("sum", {"a": 1}),)
