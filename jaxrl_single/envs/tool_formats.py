@@ -14,9 +14,10 @@ and to try again.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_single.envs import argument_types, json_text
@@ -93,9 +94,40 @@ class Format:
         Args:
           tools: JSON schemas of the tools, if there are any; see `Read`.
         """
-        found = self.read(_THOUGHT.sub(_blank, text), tools)
+        thoughts, hidden = "", text
+        for start, end in self._thoughts(text, tools):
+            thoughts += text[start:end]
+            # Hidden from the readers so that places stay; what follows begins a line.
+            hidden = f"{hidden[:start]}{_HIDDEN * (end - start - 1)}\n{hidden[end:]}"
+        found = self.read(hidden, tools)
         said = _BLANK.sub("", found.text).strip()
-        return dataclasses.replace(found, text=said, thought="".join(_THOUGHT.findall(text)))
+        return dataclasses.replace(found, text=said, thought=thoughts)
+
+    def _thoughts(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+        """From where to where they go; the first one may have begun in the prompt."""
+        said = 0  # what is said since the last thought begins here
+        start: int | None = 0
+        opened = False
+        for tag in itertools.islice(_THINK_TAG.finditer(text), _MOST_TAGS):
+            begins = tag[0] == "<think>"
+            if opened if begins else start is None:
+                continue  # one thought within another, or an end without a beginning
+            place, end = tag.start() - said, tag.end() - said
+            if not opened and self._is_within_call(text[said:], place, end, tools):
+                continue
+            if begins:
+                start, opened = tag.start(), True
+            else:
+                yield start, tag.end()
+                said, start, opened = tag.end(), None, False
+
+    def _is_within_call(
+        self, text: str, start: int, end: int, tools: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Whether a call is open at `start` that the rest completes, with text[start:end] in it."""
+        if self.read(text[:start], tools).error is None:
+            return False
+        return len(self.read(text, tools).calls) > len(self.read(text[end:], tools).calls)
 
 
 class _Malformed(Exception):
@@ -104,14 +136,14 @@ class _Malformed(Exception):
 
 # Blocks between <tool_call> and </tool_call>, or to the end of the text.
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-# The first one may have begun in the prompt.
-_THOUGHT = re.compile(r"\A.*?</think>|<think>.*?</think>", re.DOTALL)
+_THINK_TAG = re.compile("</?think>")
+_MOST_TAGS = 100  # of a message; more are rubbish, and each may cost a reading
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _BARE_FUNCTION = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-# Thoughts are hidden from the readers so that places stay; what follows begins a line.
-_BLANK = re.compile("\ue001+\n?")
+_HIDDEN = "\ue001"  # private use: stands for a character of a thought
+_BLANK = re.compile(f"{_HIDDEN}+\n?")
 _PYTHON_TAG = "<|python_tag|>"
 _LLAMA_OBJECT = re.compile(r"\{\s*\"(?:name|type|parameters)\"")
 _LLAMA_ARGUMENTS = re.compile(r"\"(?:parameters|arguments)\"\s*:")
@@ -140,10 +172,6 @@ def get(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"tool format {name!r}; known are {sorted(FORMATS)}")
     return FORMATS[name]
-
-
-def _blank(thought: re.Match[str]) -> str:
-    return "\ue001" * (len(thought[0]) - 1) + "\n"
 
 
 def _read_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:

@@ -70,6 +70,31 @@ def test_a_call_that_is_only_thought_of_is_none(name):
     assert parsed.thought == f"<think>a\n{call}</think><think>b</think>"
 
 
+def test_a_call_before_a_later_thought_is_one():
+    style = FORMATS["hermes"]
+    parsed = style.parse(f"Well. {style.render(SUM)}\n<think>so</think>\nDone.")
+    assert (parsed.calls, parsed.start) == ((SUM,), len("Well. "))
+    assert (parsed.thought, parsed.text) == ("<think>so</think>", "Well. \n\nDone.")
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"react"}))
+def test_an_end_of_thought_within_a_call_ends_none(name):
+    style = FORMATS[name]
+    call = Call("python", {"code": "print('</think>', '</think>')\n"})
+    written = style.render(call)
+    assert style.parse(written).calls == (call,)
+    assert style.parse(f"<think>no</think>{written}").calls == (call,)
+    assert style.parse(f"hm</think>{written}").calls == (call,)
+    thought = f"maybe\n{written}\nno</think>"
+    assert style.parse(thought + "It is 4.") == tool_formats.Parsed((), "It is 4.", None, thought)
+    # A thought that only names the tag leaves no call open behind it.
+    opening = style.openings[0]
+    assert style.parse(f"I need\n{opening}\nnow</think>\n{written}").calls == (call,)
+    tags = Call("python", {"code": "print('<think>a</think>')\n"})
+    assert style.parse(f"hm {opening}</think>{style.render(tags)}").calls == (tags,)
+    assert style.parse(f"<think>{opening}</think>{style.render(tags)}").calls == (tags,)
+
+
 MALFORMED = [
     ("hermes", "<tool_call>{}</tool_call>", 'a call is a JSON object {"name"'),
     ("hermes", "<tool_call>[1]</tool_call>", "a call is a JSON object"),
