@@ -145,7 +145,7 @@ _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg
 _HIDDEN = "\ue001"  # private use: stands for a character of a thought
 _BLANK = re.compile(f"{_HIDDEN}+\n?")
 _PYTHON_TAG = "<|python_tag|>"
-_LLAMA_OBJECT = re.compile(r"\{\s*\"(?:name|type|parameters)\"")
+_LLAMA_OBJECT = re.compile(r"\{\s*\"(?:(?:name|type|parameters)\"|function\"\s*:\s*\{)")
 _LLAMA_ARGUMENTS = re.compile(r"\"(?:parameters|arguments)\"\s*:")
 _LLAMA_NAME = re.compile(r"\"name\"\s*:\s*\"([^\"]*)\"")
 _ACTION = re.compile(r"^[ \t]*Action:[ \t]*(.*)$", re.MULTILINE)
@@ -272,12 +272,19 @@ def _json_call(text: str, keys: Sequence[str]) -> Call:
 
 
 def _as_call(found: Any, keys: Sequence[str]) -> Call:
-    """A call of {"name": ..., key: {...}}; the arguments may be absent, or JSON in a string."""
+    """A call of {"name": ..., key: {...}}, which may be the "function" of another object.
+
+    The arguments may be absent or null, or JSON in a string.
+    """
+    if isinstance(found, dict) and isinstance(found.get("function"), dict) and "name" not in found:
+        found = found["function"]
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
         raise _Malformed(f'a call is a JSON object {{"name": ..., "{keys[0]}": {{...}}}}')
     arguments = next((found[key] for key in keys if key in found), {})
     if isinstance(arguments, str):
-        arguments = json_text.parse_or(arguments, None)
+        arguments = json_text.parse_or(arguments, arguments)
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         raise _Malformed(f'"{keys[0]}" of {found["name"]} must be a JSON object')
     return Call(found["name"], arguments)

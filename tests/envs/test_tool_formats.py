@@ -151,18 +151,35 @@ def test_common_variants_of_json_calls():
         calls_of("hermes", '<tool_call>{"name":"f","arguments":"{\\"a\\": 1}"}</tool_call>')
         == right
     )
-    assert calls_of("hermes", '<tool_call>{"name": "f"}</tool_call>') == (Call("f", {}),)
+    for nothing in ("", ', "arguments": null', ', "arguments": {}', ', "parameters": null'):
+        assert calls_of("hermes", f'<tool_call>{{"name": "f"{nothing}}}</tool_call>') == (
+            Call("f", {}),
+        )
+    raw = '{"name": "f", "arguments": {"code": "a = 1\n\tb"}}'
+    assert (
+        calls_of("hermes", f"<tool_call>\n{raw}\n</tool_call>")[0].arguments["code"] == "a = 1\n\tb"
+    )
+    assert calls_of("llama3", raw)[0].arguments["code"] == "a = 1\n\tb"
     assert calls_of("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}') == right
     assert (
         calls_of("llama3", 'So: {"type": "function", "name": "f", "parameters": {"a": 1}}') == right
     )
     assert calls_of("llama3", '{"name": "f", "arguments": {"a": 1}} and that is all') == right
+    nested = '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}'
+    assert calls_of("llama3", nested) == right
+    assert calls_of("llama3", f"<|python_tag|>{nested}; {nested}") == right * 2
+    assert calls_of("hermes", f"<tool_call>{nested}</tool_call>") == right
+    assert calls_of("llama3", '{"function": {"name": "f", "parameters": {"a": 1}}}') == right
     twice = '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 1}}'
     assert calls_of("llama3", twice) == right * 2
 
 
 def test_json_that_has_a_name_is_an_answer_unless_it_names_a_tool_or_has_arguments():
-    for text in ('{"name": "Alice", "age": 30}', 'So: {"type": "circle", "radius": 2}'):
+    for text in (
+        '{"name": "Alice", "age": 30}',
+        'So: {"type": "circle", "radius": 2}',
+        '{"function": "f(x)", "at": 2}',
+    ):
         assert FORMATS["llama3"].parse(text, [SCHEMA]) == tool_formats.Parsed((), text)
     assert calls_of("llama3", '{"name": "find"}', [SCHEMA]) == (Call("find", {}),)
     assert calls_of("llama3", '{"name": "find"}', [SCHEMA["function"]]) == (Call("find", {}),)
