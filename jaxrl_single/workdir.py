@@ -20,6 +20,7 @@ logs/             NAME.log and NAME.heartbeat of each process
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import errno
 import fcntl
 import itertools
@@ -155,12 +156,28 @@ def run_id_of(paths: Workdir) -> str:
     Raises:
       BrokenFile: there is no run in this directory, or its run.json is broken.
     """
+    return _read_run(paths)["run_id"]
+
+
+def began(paths: Workdir) -> datetime.datetime:
+    """When the run of an existing workdir began, in UTC: the same on all of its machines.
+
+    Raises:
+      BrokenFile: as `run_id_of`.
+    """
+    return datetime.datetime.fromtimestamp(_read_run(paths)["started"], datetime.UTC)
+
+
+def _read_run(paths: Workdir) -> dict[str, Any]:
     record = read_json(paths.run)
     if record is None:
         raise BrokenFile(f"{paths.root} holds no run: {paths.run.name} is missing")
-    if not isinstance(record, dict) or not isinstance(record.get("run_id"), str):
-        raise BrokenFile(f"{paths.run}: expected an object with a run_id")
-    return record["run_id"]
+    kinds = {"run_id": str, "started": (int, float)}
+    if not isinstance(record, dict) or not all(
+        isinstance(record.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise BrokenFile(f"{paths.run}: expected an object with a run_id and when it started")
+    return record
 
 
 def write_status(paths: Workdir, status: Status) -> None:

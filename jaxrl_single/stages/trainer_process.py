@@ -84,7 +84,7 @@ class Trainer:
         self._stopping = stopping
         self._beat = beat
         self._compilations = compilations.CompilationCounter()
-        self.world = world_lib.make(config)
+        self.world = world_lib.make(config, workdir.began(paths))
         world_lib.save_text(config, self.world, paths.tokenizer)
         self.policy, self.critic = build.models(config, self.world.language.vocab_size)
         self.algorithm = build.algorithm(config)

@@ -1,15 +1,18 @@
 """Answers of a small checkpoint to a file of prompts, whole, interrupted and refused."""
 
 import contextlib
+import datetime
 import io
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -165,6 +168,31 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole, model, pro
     again = run(model, prompts, output)
     assert output.read_bytes() == whole[0].read_bytes()
     assert (again["generated_tokens"], again["tokens_per_s"], again["compile_s"]) == (0, 0, 0)
+
+
+def test_a_run_goes_on_with_the_day_of_its_beginning(model, tmp_path, monkeypatch):
+    class Then(datetime.date):
+        @classmethod
+        def today(cls):
+            return cls(2026, 1, 2)
+
+    dated, output = tmp_path / "model", tmp_path / "out.jsonl"
+    shutil.copytree(model, dated)
+    template = "{{ strftime_now('%Y-%m-%d') }}\n{{ messages[0].content }}"
+    (dated / "chat_template.jinja").write_text(template)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "the cat"}]}) + "\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            generate, "datetime", types.SimpleNamespace(date=Then, datetime=datetime.datetime)
+        )
+        run(dated, prompts, output, generate.Sampling(max_tokens=3, n=2))
+    whole = output.read_bytes()
+    output.write_bytes(whole[: whole.index(b"\n") + 1])
+    run(dated, prompts, output, generate.Sampling(max_tokens=3, n=2))
+    assert output.read_bytes() == whole
+    shown = text_lib.HfText.load(CHAT).decode(lines_of(output)[0]["prompt_token_ids"])
+    assert shown.startswith("2026-01-02")
 
 
 def test_ignore_eos_and_greedy(model, prompts, tmp_path):
