@@ -23,20 +23,18 @@ import dataclasses
 import datetime
 import errno
 import fcntl
-import itertools
 import json
 import math
 import os
 import pathlib
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_single import atomic
+
 NOBODY = {"written": 0, "trained": 0, "dropped_stale": 0, "errors": 0, "pending": 0}
-_TEMPORARY = f".tmp-{socket.gethostname()}-"  # of this machine: pids mean nothing elsewhere
-_counter = itertools.count()
 
 
 class BrokenFile(ValueError):
@@ -234,41 +232,19 @@ def is_running(paths: Workdir) -> bool:
     return False
 
 
-def is_alive(pid: int) -> bool:
-    """True while a process of this number lives on this machine; it may be another by now."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def write_bytes(path: pathlib.Path, data: bytes) -> None:
     """Writes a file under a temporary name beside it and renames it: whole or not at all.
 
     Raises:
       CannotWrite: the disk is full or the directory not writable; `path` is as it was.
     """
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{next(_counter)}-{path.name}")
+    temporary = atomic.temporary(path)
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CannotWrite(path, error) from error
-
-
-def remove_temporaries(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Removes what interrupted `write_bytes` of dead processes left directly in `directory`."""
-    removed = []
-    for path in _children(directory):
-        owner = path.name.removeprefix(_TEMPORARY).partition("-")[0]
-        if path.name.startswith(_TEMPORARY) and owner.isdecimal() and not is_alive(int(owner)):
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
 
 
 def plain(value: Any) -> Any:
