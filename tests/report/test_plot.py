@@ -77,6 +77,8 @@ def test_the_command_writes_the_file(make_run, tmp_path):
     done = _run(make_run("one", [0.5]), "--output", output, "--metrics=")
     assert (done.returncode, done.stdout.strip()) == (0, str(output))
     assert "success" in output.read_text()
+    assert _run(make_run("one", [0.5]), "--output", tmp_path / "plain").returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "picture.svg", "plain"}
 
 
 def test_what_cannot_be_drawn_is_said(make_run, tmp_path):
