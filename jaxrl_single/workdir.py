@@ -47,8 +47,10 @@ class CannotWrite(RuntimeError):
     def __init__(self, path: os.PathLike[str] | str, error: OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "free some space and run the same command again: it continues"
+        elif error.errno == errno.ENOENT:
+            advice = "make its directory first or choose another"
         else:
-            advice = "make the directory writable or choose another --workdir"
+            advice = "make the directory writable or choose another"
         reason = os.strerror(error.errno) if error.errno else str(error)
         super().__init__(f"cannot write {path}: {reason}; {advice}")
 

@@ -39,7 +39,7 @@ def test_no_run_and_a_broken_one_are_told_apart(tmp_path):
 
 def test_a_place_where_nothing_can_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(workdir.CannotWrite, match=r"file/run: Not a directory; .*--workdir"):
+    with pytest.raises(workdir.CannotWrite, match=r"file/run: Not a directory; .*choose another"):
         workdir.create(tmp_path / "file" / "run")
 
 

@@ -146,6 +146,8 @@ class _Source:
         date: str | None,
     ) -> _Source:
         model = pretrained.locate(model)
+        if model.is_dir() and hf_config.is_critic(model):
+            raise ValueError(f"{model} is a critic, which gives no answers")
         description = hf.describe(model, dtype=dtype)
         has_text = model.is_file() or (model / "tokenizer.json").exists()
         now = datetime.datetime.fromisoformat(date) if date else None

@@ -72,8 +72,15 @@ def cache_env() -> dict[str, str]:
 
 
 def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:
-    """The config of the workdir; JSON has no tuples, so lists are read as such."""
-    config = ml_collections.ConfigDict(_with_tuples(workdir.read_json(paths.config)))
+    """The config of the workdir; JSON has no tuples, so lists are read as such.
+
+    Raises:
+      workdir.BrokenFile: there is none, or it is no JSON.
+    """
+    found = workdir.read_json(paths.config)
+    if found is None:
+        raise workdir.BrokenFile(f"{paths.root} holds no config yet: config.json is missing")
+    config = ml_collections.ConfigDict(_with_tuples(found))
     config.lock()
     return config
 

@@ -241,6 +241,27 @@ def test_the_command_says_what_is_wrong(model, prompts, tmp_path, change, messag
     assert not output.exists()
 
 
+def test_a_critic_a_workdir_and_a_missing_directory_are_refused(model, prompts, tmp_path):
+    critic = tmp_path / "critic"
+    shutil.copytree(model, critic)
+    config = json.loads((critic / "config.json").read_text())
+    config["architectures"] = ["Qwen3ForTokenClassification"]
+    (critic / "config.json").write_text(json.dumps(config))
+    paths, _ = workdir.create(tmp_path / "run")
+    paths.config.write_text("{}")
+    for change, message in (
+        (f"--model={critic}", f"{critic} is a critic, which gives no answers"),
+        (f"--model={paths.root}", f"{paths.root} is the workdir of a run; write its weights"),
+        (f"--output={tmp_path / 'none' / 'x'}", "make its directory first"),
+    ):
+        arguments = [f"--model={model}", f"--input={prompts}", f"--output={tmp_path / 'out'}"]
+        code, out, err = run_command(*arguments, change)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert "--workdir" not in err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.long
 def test_a_killed_process_is_continued(model, tmp_path):
     prompts, killed, whole = (tmp_path / f"{name}.jsonl" for name in ("prompts", "killed", "whole"))
