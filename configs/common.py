@@ -123,6 +123,7 @@ def _model() -> ConfigDict:
             # A directory in Hugging Face layout, a GGUF file, or "package:NAME/FILE" of an
             # installed package; its tokenizer and chat template come along.
             "path": "",  # start from these weights; empty = random ones
+            # A template that shows the date shows the one on which the run began, in UTC.
             "template_args": {},  # variables of its chat template: {"enable_thinking": False}
             # segment: go on with what the template shows | append: with what was really said.
             "on_rewrite": "segment",  # if the template shows the past otherwise than it was

@@ -41,5 +41,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.rl.critic_only_steps = 0  # there is no critic
     config.env.num_train_tasks = 512  # so that a task comes again, after about 8 steps
     config.batch.rows_per_micro_batch = 4  # a batch of 32 or 64 rows is dealt to 8 minibatches
-    config.policy_optimizer.decay_steps *= config.algorithm.num_minibatches  # it counts updates
+    # The updates of a step go together as far as the one of other rows; the decay counts updates.
+    config.policy_optimizer.learning_rate /= config.algorithm.num_minibatches
+    config.policy_optimizer.decay_steps *= config.algorithm.num_minibatches
     return common.finish(config, arg)

@@ -39,5 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.critic.rules = ((".*", "train"),)  # all of the critic
     config.batch.rows_per_micro_batch = 8  # a batch of 32 or 64 rows is dealt to 4 minibatches
-    config.policy_optimizer.decay_steps *= config.algorithm.num_minibatches  # it counts updates
+    # The updates of a step go together as far as the one of other rows; the decay counts updates.
+    config.policy_optimizer.learning_rate /= config.algorithm.num_minibatches
+    config.policy_optimizer.decay_steps *= config.algorithm.num_minibatches
     return common.finish(config, arg)

@@ -26,7 +26,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxrl_single import types, workdir
+from jaxrl_single import atomic, types, workdir
 
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"(?P<sequence>\d{20})-(?P<key>\d{9,}-\d+)" + re.escape(SUFFIX))
@@ -201,7 +201,7 @@ class TrajectoryStore:
         except OSError as error:
             raise workdir.CannotWrite(self.directory, error) from error
         for split in types.SPLITS:
-            workdir.remove_temporaries(self.directory / split)
+            atomic.remove_temporaries(self.directory / split)
             paths = files(self.directory, split)
             self._written[split] = {key for path in paths if (key := key_of(path)) is not None}
             sequences = [_NAME.fullmatch(path.name) for path in paths]

@@ -20,22 +20,21 @@ logs/             NAME.log and NAME.heartbeat of each process
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import errno
 import fcntl
-import itertools
 import json
 import math
 import os
 import pathlib
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_single import atomic
+
 NOBODY = {"written": 0, "trained": 0, "dropped_stale": 0, "errors": 0, "pending": 0}
-_TEMPORARY = f".tmp-{socket.gethostname()}-"  # of this machine: pids mean nothing elsewhere
-_counter = itertools.count()
 
 
 class BrokenFile(ValueError):
@@ -48,8 +47,10 @@ class CannotWrite(RuntimeError):
     def __init__(self, path: os.PathLike[str] | str, error: OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             advice = "free some space and run the same command again: it continues"
+        elif error.errno == errno.ENOENT:
+            advice = "make its directory first or choose another"
         else:
-            advice = "make the directory writable or choose another --workdir"
+            advice = "make the directory writable or choose another"
         reason = os.strerror(error.errno) if error.errno else str(error)
         super().__init__(f"cannot write {path}: {reason}; {advice}")
 
@@ -114,15 +115,15 @@ class Status:
 class Eval:
     """One evaluation: `success` of `n` held-out tasks with its 95 % interval.
 
-    `step` counts the policy updates of RL that the evaluated weights have seen; all tokens
-    of the evaluation were sampled from `policy_version`.
+    `success` is None when n is 0. `step` counts the policy updates of RL that the evaluated
+    weights have seen; all tokens of the evaluation were sampled from `policy_version`.
     """
 
     stage: str
     step: int
     policy_version: int
     n: int
-    success: float
+    success: float | None
     ci_low: float
     ci_high: float
 
@@ -155,12 +156,28 @@ def run_id_of(paths: Workdir) -> str:
     Raises:
       BrokenFile: there is no run in this directory, or its run.json is broken.
     """
+    return _read_run(paths)["run_id"]
+
+
+def began(paths: Workdir) -> datetime.datetime:
+    """When the run of an existing workdir began, in UTC: the same on all of its machines.
+
+    Raises:
+      BrokenFile: as `run_id_of`.
+    """
+    return datetime.datetime.fromtimestamp(_read_run(paths)["started"], datetime.UTC)
+
+
+def _read_run(paths: Workdir) -> dict[str, Any]:
     record = read_json(paths.run)
     if record is None:
         raise BrokenFile(f"{paths.root} holds no run: {paths.run.name} is missing")
-    if not isinstance(record, dict) or not isinstance(record.get("run_id"), str):
-        raise BrokenFile(f"{paths.run}: expected an object with a run_id")
-    return record["run_id"]
+    kinds = {"run_id": str, "started": (int, float)}
+    if not isinstance(record, dict) or not all(
+        isinstance(record.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise BrokenFile(f"{paths.run}: expected an object with a run_id and when it started")
+    return record
 
 
 def write_status(paths: Workdir, status: Status) -> None:
@@ -217,41 +234,19 @@ def is_running(paths: Workdir) -> bool:
     return False
 
 
-def is_alive(pid: int) -> bool:
-    """True while a process of this number lives on this machine; it may be another by now."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def write_bytes(path: pathlib.Path, data: bytes) -> None:
     """Writes a file under a temporary name beside it and renames it: whole or not at all.
 
     Raises:
       CannotWrite: the disk is full or the directory not writable; `path` is as it was.
     """
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{next(_counter)}-{path.name}")
+    temporary = atomic.temporary(path)
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CannotWrite(path, error) from error
-
-
-def remove_temporaries(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Removes what interrupted `write_bytes` of dead processes left directly in `directory`."""
-    removed = []
-    for path in _children(directory):
-        owner = path.name.removeprefix(_TEMPORARY).partition("-")[0]
-        if path.name.startswith(_TEMPORARY) and owner.isdecimal() and not is_alive(int(owner)):
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
 
 
 def plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_single import store, types, workdir
+from jaxrl_single import atomic, store, types, workdir
 from tests import trajectory_maker
 from tests.trajectory_maker import make_error, make_trajectory, recorded_rows, routing
 
@@ -322,7 +322,7 @@ def test_a_killed_writer_leaves_whole_files(directory):
 
 def test_the_temporary_file_of_a_living_writer_is_left_alone(directory):
     store.TrajectoryStore(directory, RUN)
-    mine = directory / "train" / f"{workdir._TEMPORARY}{os.getpid()}-0-x"
+    mine = directory / "train" / f"{atomic.PREFIX}{os.getpid()}-0-x"
     mine.write_bytes(b"half")
     store.TrajectoryStore(directory, RUN)
     assert mine.exists()

@@ -91,6 +91,7 @@ class HfText:
         templates: Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
         where: str = "the tokenizer",
+        now: datetime.datetime | None = None,
     ):
         """Wraps a tokenizer.
 
@@ -98,6 +99,7 @@ class HfText:
           templates: chat templates (Jinja) by name; "default" is used, "tool_use" with tools.
           special_tokens: what templates see by name, such as eos_token.
           where: it comes from, for messages.
+          now: the time that templates show, many of them as the day; None = the present.
 
         Raises:
           ValueError: a template is not in order.
@@ -106,7 +108,7 @@ class HfText:
         self._where = where
         self._special_tokens = dict(special_tokens or {})
         self._templates = {
-            name: _compiled(source, f"{where}, chat template {name!r}")
+            name: _compiled(source, f"{where}, chat template {name!r}", now)
             for name, source in (templates or {}).items()
         }
         self.template = next(
@@ -117,19 +119,19 @@ class HfText:
         self.stop_token_ids = stop_token_ids
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> HfText:
+    def load(cls, path: str | os.PathLike, *, now: datetime.datetime | None = None) -> HfText:
         """Reads tokenizer, chat template and stop tokens of a checkpoint, or of a GGUF file.
 
         A directory has tokenizer.json. The template is that of chat_template.jinja, else of
         tokenizer_config.json. The stop tokens are those of generation_config.json or config.json,
-        else the tokenizer's eos_token.
+        else the tokenizer's eos_token. `now` is the time that the template shows, see `HfText`.
 
         Raises:
           ValueError: a file is missing or not in order.
         """
         directory = pretrained.locate(path)
         if directory.is_file():
-            return cls._of_gguf(gguf.File(directory))
+            return cls._of_gguf(gguf.File(directory), now)
         tokenizer = _tokenizer(directory / "tokenizer.json")
         path = directory / "tokenizer_config.json"
         config = hf_config.read_object(path) if path.exists() else {}
@@ -144,10 +146,11 @@ class HfText:
             templates=_templates(directory, config),
             special_tokens=special,
             where=str(directory),
+            now=now,
         )
 
     @classmethod
-    def _of_gguf(cls, file: gguf.File) -> HfText:
+    def _of_gguf(cls, file: gguf.File, now: datetime.datetime | None) -> HfText:
         parts = gguf_tokenizer.read(file)
         return cls(
             parts.tokenizer,
@@ -155,6 +158,7 @@ class HfText:
             templates=parts.templates,
             special_tokens=parts.special_tokens,
             where=str(file.path),
+            now=now,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -267,14 +271,16 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
-def _compiled(source: str, where: str) -> jinja2.Template:
+def _compiled(source: str, where: str, now: datetime.datetime | None) -> jinja2.Template:
     """A chat template; what it can do and see is what transformers gives it."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda form: (now or datetime.datetime.now()).strftime(
+        form
+    )
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:

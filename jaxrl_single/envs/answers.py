@@ -7,9 +7,11 @@ import re
 FORMS = ("text", "last_number", "tag", "boxed")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX = "\\boxed{"
-# A number, its thousands apart or not: 12, -3.5, .5, 1,234,567. A minus right after a digit
-# subtracts, and a point right after a letter or digit ends what is before it.
-_NUMBER = re.compile(r"(?<![\d.])(?:(?<!\d)-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\w)\.\d+)")
+# A number, its thousands apart or not: 12, -3.5, .5, 1,234,567, 3.2e-08. A minus right after a
+# digit subtracts, and a point right after a letter or digit ends what is before it.
+_NUMBER = re.compile(
+    r"(?<![\d.])(?:(?<!\d)-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\w)\.\d+)(?:[eE][+-]?\d+(?!\w))?"
+)
 _MINUS = "\N{MINUS SIGN}"
 _END_OF_THOUGHT = "</think>"
 

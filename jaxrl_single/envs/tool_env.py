@@ -16,17 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_single import types
-from jaxrl_single.envs import answers, base, tool_formats
+from jaxrl_single.envs import answers, argument_types, base, tool_formats
 
-# What an argument of a type of JSON schema may be; types that are not named are not looked at.
-_PYTHON_TYPES = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
 Check = Callable[[types.Task, str], Awaitable[float]]  # task, answer -> 0 (wrong) to 1 (right)
 
 
@@ -181,9 +172,9 @@ def _fault(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str |
     if missing or unknown:
         return f"the arguments are {sorted(arguments)}, expected {sorted(known)}"
     for name, value in arguments.items():
-        expected = _PYTHON_TYPES.get(known[name].get("type"))
-        if expected is not None and not isinstance(value, expected):
-            return f"{name} is {value!r}, must be of type {known[name]['type']}"
+        names = argument_types.declared(known[name])
+        if not argument_types.fits(value, names):
+            return f"{name} is {value!r}, must be of type {' or '.join(dict.fromkeys(names))}"
     return None
 
 

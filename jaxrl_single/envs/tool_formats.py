@@ -14,10 +14,13 @@ and to try again.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxrl_single.envs import argument_types, json_text
 
 CODE_TOOL = "python"  # what a code block calls
 CODE_ARGUMENT = "code"
@@ -59,8 +62,9 @@ class Parsed:
 class Read(Protocol):
     """Reads what a model says (without its thoughts). It never raises, whatever the text.
 
-    `tools` are JSON schemas; formats that write every argument as text learn the types from them.
-    Without a schema such an argument is what its text is as JSON, else the text.
+    `tools` are JSON schemas; formats that write every argument as text learn the types from them,
+    see `argument_types.read`. Without a schema such an argument is what its text is as JSON, else
+    the text.
     """
 
     def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed: ...
@@ -90,9 +94,40 @@ class Format:
         Args:
           tools: JSON schemas of the tools, if there are any; see `Read`.
         """
-        found = self.read(_THOUGHT.sub(_blank, text), tools)
+        thoughts, hidden = "", text
+        for start, end in self._thoughts(text, tools):
+            thoughts += text[start:end]
+            # Hidden from the readers so that places stay; what follows begins a line.
+            hidden = f"{hidden[:start]}{_HIDDEN * (end - start - 1)}\n{hidden[end:]}"
+        found = self.read(hidden, tools)
         said = _BLANK.sub("", found.text).strip()
-        return dataclasses.replace(found, text=said, thought="".join(_THOUGHT.findall(text)))
+        return dataclasses.replace(found, text=said, thought=thoughts)
+
+    def _thoughts(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+        """From where to where they go; the first one may have begun in the prompt."""
+        said = 0  # what is said since the last thought begins here
+        start: int | None = 0
+        opened = False
+        for tag in itertools.islice(_THINK_TAG.finditer(text), _MOST_TAGS):
+            begins = tag[0] == "<think>"
+            if opened if begins else start is None:
+                continue  # one thought within another, or an end without a beginning
+            place, end = tag.start() - said, tag.end() - said
+            if not opened and self._is_within_call(text[said:], place, end, tools):
+                continue
+            if begins:
+                start, opened = tag.start(), True
+            else:
+                yield start, tag.end()
+                said, start, opened = tag.end(), None, False
+
+    def _is_within_call(
+        self, text: str, start: int, end: int, tools: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Whether a call is open at `start` that the rest completes, with text[start:end] in it."""
+        if self.read(text[:start], tools).error is None:
+            return False
+        return len(self.read(text, tools).calls) > len(self.read(text[end:], tools).calls)
 
 
 class _Malformed(Exception):
@@ -101,16 +136,16 @@ class _Malformed(Exception):
 
 # Blocks between <tool_call> and </tool_call>, or to the end of the text.
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-# The first one may have begun in the prompt.
-_THOUGHT = re.compile(r"\A.*?</think>|<think>.*?</think>", re.DOTALL)
+_THINK_TAG = re.compile("</?think>")
+_MOST_TAGS = 100  # of a message; more are rubbish, and each may cost a reading
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _BARE_FUNCTION = re.compile(r"<function=.*?(?:</function>|\Z)", re.DOTALL)
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-# Thoughts are hidden from the readers so that places stay; what follows begins a line.
-_BLANK = re.compile("\ue001+\n?")
+_HIDDEN = "\ue001"  # private use: stands for a character of a thought
+_BLANK = re.compile(f"{_HIDDEN}+\n?")
 _PYTHON_TAG = "<|python_tag|>"
-_LLAMA_OBJECT = re.compile(r"\{\s*\"(?:name|type|parameters)\"")
+_LLAMA_OBJECT = re.compile(r"\{\s*\"(?:(?:name|type|parameters)\"|function\"\s*:\s*\{)")
 _LLAMA_ARGUMENTS = re.compile(r"\"(?:parameters|arguments)\"\s*:")
 _LLAMA_NAME = re.compile(r"\"name\"\s*:\s*\"([^\"]*)\"")
 _ACTION = re.compile(r"^[ \t]*Action:[ \t]*(.*)$", re.MULTILINE)
@@ -137,10 +172,6 @@ def get(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"tool format {name!r}; known are {sorted(FORMATS)}")
     return FORMATS[name]
-
-
-def _blank(thought: re.Match[str]) -> str:
-    return "\ue001" * (len(thought[0]) - 1) + "\n"
 
 
 def _read_hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
@@ -171,6 +202,13 @@ def _read_llama3(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
         text[:start],
         start,
     )
+
+
+def _objects(text: str) -> list[Any]:
+    try:
+        return json_text.objects(text)
+    except ValueError as error:
+        raise _Malformed(f"the call is not JSON: {error}") from error
 
 
 def _is_llama_call(text: str, tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -227,60 +265,29 @@ def _collect(calls: Callable[[], list[Call]], text: str, start: int | None) -> P
 
 def _json_call(text: str, keys: Sequence[str]) -> Call:
     try:
-        found = _from_json(text)
+        found = json_text.parse(text)
     except ValueError as error:
         raise _Malformed(f"the call is not JSON: {error}") from error
     return _as_call(found, keys)
 
 
 def _as_call(found: Any, keys: Sequence[str]) -> Call:
-    """A call of {"name": ..., key: {...}}; the arguments may be absent, or JSON in a string."""
+    """A call of {"name": ..., key: {...}}, which may be the "function" of another object.
+
+    The arguments may be absent or null, or JSON in a string.
+    """
+    if isinstance(found, dict) and isinstance(found.get("function"), dict) and "name" not in found:
+        found = found["function"]
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
         raise _Malformed(f'a call is a JSON object {{"name": ..., "{keys[0]}": {{...}}}}')
     arguments = next((found[key] for key in keys if key in found), {})
     if isinstance(arguments, str):
-        arguments = _json_or(arguments, None)
+        arguments = json_text.parse_or(arguments, arguments)
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         raise _Malformed(f'"{keys[0]}" of {found["name"]} must be a JSON object')
     return Call(found["name"], arguments)
-
-
-def _objects(text: str) -> list[Any]:
-    """JSON objects with blanks, semicolons or commas between; what follows them is ignored."""
-    found: list[Any] = []
-    place = 0
-    while True:
-        while text[place : place + 1] in (" ", "\n", "\t", ";", ","):
-            place += 1
-        if found and text[place : place + 1] != "{":
-            return found
-        try:
-            end = json.JSONDecoder().raw_decode(text, place)[1]
-            found.append(_from_json(text[place:end]))
-        except (ValueError, RecursionError) as error:
-            raise _Malformed(f"the call is not JSON: {error}") from error
-        place = end
-
-
-def _from_json(text: str) -> Any:
-    """ValueError also for what JSON forbids: numbers that are none, and halves of characters."""
-    try:
-        found = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(found, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return found
-
-
-def _json_or(text: str, otherwise: Any) -> Any:
-    try:
-        return _from_json(text)
-    except ValueError:
-        return otherwise
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
 
 
 def _function_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
@@ -289,7 +296,7 @@ def _function_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
         raise _Malformed("a call is <function=NAME> with parameters, up to </function>")
     name, body = function[1].strip(), function[2]
     arguments = {
-        key.strip(): _typed(_unframed(value), name, key.strip(), tools)
+        key.strip(): _typed(_unframed(value), name, key, tools)
         for key, value in _PARAMETER.findall(body)
     }
     if _PARAMETER.sub("", body).strip():
@@ -303,8 +310,7 @@ def _glm_call(block: str, tools: Sequence[Mapping[str, Any]]) -> Call:
     if not name or any(mark in name for mark in "<>\n{"):
         raise _Malformed("a call is the tool's name, then its <arg_key> and <arg_value> pairs")
     arguments = {
-        key.strip(): _typed(value, name, key.strip(), tools)
-        for key, value in _GLM_ARGUMENT.findall(body)
+        key.strip(): _typed(value, name, key, tools) for key, value in _GLM_ARGUMENT.findall(body)
     }
     if _GLM_ARGUMENT.sub("", body).strip():
         raise _Malformed(
@@ -318,7 +324,7 @@ def _react_call(name: str, rest: str) -> Call:
     if not name or given is None:
         raise _Malformed("a call is a line 'Action: NAME' and a line 'Action Input: ARGUMENTS'")
     text = _BLANK.sub("", given[1]).strip()
-    arguments = _json_or(text, None)
+    arguments = json_text.parse_or(text, None)
     return Call(name, arguments if isinstance(arguments, dict) else {REACT_ARGUMENT: text})
 
 
@@ -328,20 +334,7 @@ def _unframed(value: str) -> str:
 
 
 def _typed(value: str, tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> Any:
-    """The value of an argument that was written as text."""
-    if _declared_type(tool, key, tools) == "string":
-        return value
-    return _json_or(value, value)
-
-
-def _declared_type(tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> Any:
-    for schema in tools:
-        function = schema.get("function", schema)
-        if function.get("name") == tool:
-            for name in ("parameters", "properties", key, "type"):
-                function = function.get(name) if isinstance(function, dict) else None
-            return function
-    return None
+    return argument_types.read(value, argument_types.of_argument(tool, key.strip(), tools))
 
 
 def _render_hermes(call: Call) -> str:

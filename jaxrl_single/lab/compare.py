@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_single import atomic
 from jaxrl_single.algorithms import table
 from jaxrl_single.lab import records as records_lib
 from jaxrl_single.lab import score as score_lib
@@ -78,8 +79,9 @@ def compare_file(
         raise ValueError(f"--set={next(iter(overrides))}: set needs one algorithm, not all")
     reference, rows = compare(records_lib.read(path))
     if output is not None:
-        with open(output, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(_plain(row, reference)) + "\n" for row in rows)
+        lines = (json.dumps(_plain(row, reference)) + "\n" for row in rows)
+        with atomic.replacing(output) as writing:
+            writing.write_text("".join(lines), encoding="utf-8")
     return "\n".join(_text(reference, rows))
 
 

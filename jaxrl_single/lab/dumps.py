@@ -9,7 +9,7 @@ From "trl": what a TRL `rollout_func` returns and `GRPOTrainer` keeps. Per compl
   env_mask | tool_mask              1 on tokens of the model, 0 on those of tools; default all 1
   completion_mask                   0 on padding, which is cut off; default all 1
   old_per_token_logps, ref_per_token_logps   of the trainer before the update, of the reference
-  reward | rewards | env_reward     a number; of lists the sum
+  reward | rewards | env_reward     a number; of lists the sum, without null and NaN
 
 From "verl": rows of a `DataProto` (its `batch` and `non_tensor_batch`). Per response:
   responses, response_mask          the mask is 0 on tool tokens and on padding
@@ -96,12 +96,12 @@ def from_trl(sample: Json, number: int) -> Json:
     record.tokens("policy_logprobs", sample.get("old_per_token_logps"))
     record.tokens("ref_logprobs", sample.get("ref_per_token_logps"))
     rewards = _required(sample, "reward", "rewards", "env_reward")
-    task = sample.get("task_id", json.dumps(sample.get("prompt") or prompt))
+    task = _given(sample, "task_id", json.dumps(sample.get("prompt") or prompt))
     return record.finished(
-        id=sample.get("id", number),
+        id=_given(sample, "id", number),
         task_id=task,
-        group_id=sample.get("group_id", task),
-        reward=float(np.sum(rewards)),
+        group_id=_given(sample, "group_id", task),
+        reward=_sum(rewards) if isinstance(rewards, list) else _reward(rewards),
         tokens=[*prompt, *completion[:length]],
     )
 
@@ -119,16 +119,16 @@ def from_verl(sample: Json, number: int) -> Json:
     record.tokens("policy_logprobs", sample.get("old_log_probs"))
     record.tokens("ref_logprobs", sample.get("ref_log_prob"))
     record.tokens("values", sample.get("values"))
-    rewards = sample.get("token_level_rewards", sample.get("token_level_scores"))
+    rewards = _given(sample, "token_level_rewards", sample.get("token_level_scores"))
     if rewards is not None:
-        record.tokens("rewards", [float(reward) for reward in rewards], masked=False)
+        record.tokens("rewards", [_reward(reward) for reward in rewards], masked=False)
         reward = None
     else:
-        reward = _required(sample, "reward", "score")
-    uid = sample.get("uid", number)
+        reward = _reward(_required(sample, "reward", "score"))
+    uid = _given(sample, "uid", number)
     return record.finished(
-        id=sample.get("id", number),
-        task_id=sample.get("task_id", uid),
+        id=_given(sample, "id", number),
+        task_id=_given(sample, "task_id", uid),
         group_id=uid,
         reward=reward,
         tokens=[*prompt, *responses[:length]],
@@ -138,7 +138,7 @@ def from_verl(sample: Json, number: int) -> Json:
 def from_slime(sample: Json, number: int, *, reward_key: str = "") -> Json:
     """A record of one slime sample; `number` names it, `reward_key` chooses among its rewards."""
     tokens = sample["tokens"]
-    length = sample.get("response_length", sample.get("response_lengths"))
+    length = _given(sample, "response_length", sample.get("response_lengths"))
     if length is None:
         raise ValueError("response_length is missing")
     mask = sample.get("loss_mask") or sample.get("loss_masks") or [1] * length
@@ -154,13 +154,12 @@ def from_slime(sample: Json, number: int, *, reward_key: str = "") -> Json:
         if reward_key not in reward:
             raise ValueError(f"reward is one of {sorted(reward)}, name it with --reward-key")
         reward = reward[reward_key]
-    group = sample.get("group_index")
-    group = number if group is None else group
+    group = _given(sample, "group_index", number)
     return record.finished(
-        id=sample.get("index", number),
+        id=_given(sample, "index", number),
         task_id=group,
         group_id=group,
-        reward=float(reward),
+        reward=_reward(reward),
         tokens=tokens,
         terminated=sample.get("status") != "truncated",
     )
@@ -177,12 +176,14 @@ def add_fields(records: Sequence[Json], path: os.PathLike[str] | str) -> None:
     """Puts fields of a file of JSON lines {"id", ...} into the records of the same id.
 
     Raises:
-      ValueError: a line has no id, or that of no record.
+      ValueError: a line is no JSON object, or has no id, or that of no record.
     """
     by_id = {record["id"]: record for record in records}
     with open(path, encoding="utf-8") as lines:
         for number, text in enumerate(lines, start=1):
-            data = json.loads(text)
+            if not text.strip():
+                continue
+            data = workdir.parse_line(text.encode(), pathlib.Path(path), number)
             if data.get("id") not in by_id:
                 raise ValueError(f"{path}, line {number}: no record has the id {data.get('id')!r}")
             by_id[data["id"]].update(data)
@@ -292,6 +293,28 @@ def _required(sample: Json, *names: str) -> Any:
         if sample.get(name) is not None:
             return sample[name]
     raise ValueError(f"{' or '.join(names)} is missing; there are {sorted(sample)}")
+
+
+def _given(sample: Json, name: str, otherwise: Any) -> Any:
+    """What a sample has under a name; `otherwise` if that is nothing or null."""
+    found = sample.get(name)
+    return otherwise if found is None else found
+
+
+def _sum(rewards: list) -> float:
+    """Of several reward functions; null and NaN are of one that does not apply."""
+    known = [_reward(reward) for reward in rewards if reward is not None]
+    known = [reward for reward in known if not np.isnan(reward)]
+    if rewards and not known:
+        raise ValueError("rewards holds no number")
+    return float(np.sum(known))
+
+
+def _reward(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"a reward is {value!r}, expected a number") from None
 
 
 def _scalar(entry: Any) -> Any:

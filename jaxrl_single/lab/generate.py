@@ -6,13 +6,15 @@ tokenizer, finish_reason ("stop" or "length") and stop_reason. Lines are written
 at the end they are put in order.
 
 Beside it stands OUTPUT.settings.json. A rerun with the same settings makes what is missing; one
-with others is refused. An answer depends on its prompt, its number and the seed, never on the
-answers beside it or on where a run was interrupted.
+with others is refused. A chat template that shows the date shows the one on which the output was
+begun. An answer depends on its prompt, its number and the seed, never on the answers beside it or
+on where a run was interrupted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import os
 import pathlib
@@ -87,7 +89,8 @@ def generate(
       OSError: a file cannot be read or written.
     """
     output = pathlib.Path(output)
-    source = _Source.open(model, prompts, sampling, dtype)
+    date = resumable.earlier_setting(output, "date", datetime.date.today().isoformat())
+    source = _Source.open(model, prompts, sampling, dtype, date)
     resumable.claim(output, source.settings())
     total = len(source.prompts) * sampling.n
     done = {(line["index"], line["sample"]) for line in workdir.read_jsonl(output)}
@@ -128,6 +131,7 @@ class _Source:
     model: pathlib.Path
     prompts: Sequence[prompts_file.Prompt]
     sampling: Sampling
+    date: str | None  # that chat templates show
     description: hf_config.Description
     text: text_lib.Text | None
     stop_token_ids: tuple[int, ...]
@@ -139,11 +143,15 @@ class _Source:
         prompts: str | os.PathLike,
         sampling: Sampling,
         dtype: str | None,
+        date: str | None,
     ) -> _Source:
         model = pretrained.locate(model)
+        if model.is_dir() and hf_config.is_critic(model):
+            raise ValueError(f"{model} is a critic, which gives no answers")
         description = hf.describe(model, dtype=dtype)
         has_text = model.is_file() or (model / "tokenizer.json").exists()
-        text = text_lib.HfText.load(model) if has_text else None
+        now = datetime.datetime.fromisoformat(date) if date else None
+        text = text_lib.HfText.load(model, now=now) if has_text else None
         found = prompts_file.read(
             prompts,
             text,
@@ -153,7 +161,7 @@ class _Source:
         )
         stop = text.stop_token_ids if text else description.stop_token_ids
         stop = () if sampling.ignore_eos else stop
-        return cls(model, found, sampling, description, text, stop)
+        return cls(model, found, sampling, date, description, text, stop)
 
     @property
     def longest(self) -> int:
@@ -168,6 +176,7 @@ class _Source:
         return dataclasses.asdict(self.sampling) | {
             "model": str(self.model.absolute()),
             "dtype": self.description.model.dtype,
+            "date": self.date,
             "prompts": f"{len(self.prompts)}, sha256 {digest[:16]}",
         }
 

@@ -5,6 +5,8 @@
     {"messages": [{"role": "user", "content": "Hello"}], "tools": [...]}     tools are optional
 
 and, if wanted, "id" (any JSON value, copied to the answers) and "max_tokens" (of its answers).
+Messages may also have "chat_template_kwargs": further variables of the chat template, such as
+{"enable_thinking": false}.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Any
 from jaxrl_single.data import text as text_lib
 
 _KINDS = ("prompt_token_ids", "prompt", "messages")
-_ALLOWED = {*_KINDS, "tools", "id", "max_tokens"}
+_TEMPLATE_ARGS = "chat_template_kwargs"
+_ALLOWED = {*_KINDS, "tools", _TEMPLATE_ARGS, "id", "max_tokens"}
 
 
 class BadPrompt(ValueError):
@@ -96,6 +99,8 @@ def _prompt(index: int, line: str, text: text_lib.Text | None, max_tokens: int) 
 
 def _tokens(record: dict[str, Any], kind: str, text: text_lib.Text | None) -> list[int]:
     value = record[kind]
+    if kind != "messages" and _TEMPLATE_ARGS in record:
+        raise ValueError(f"{_TEMPLATE_ARGS} are for messages only; this is a {kind}")
     if kind == "prompt_token_ids":
         if not isinstance(value, list) or not all(map(_is_int, value)):
             raise ValueError("prompt_token_ids: expected a list of whole numbers")
@@ -108,7 +113,10 @@ def _tokens(record: dict[str, Any], kind: str, text: text_lib.Text | None) -> li
         return text.encode(value)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError("messages: expected a list of objects with role and content")
-    return text.render(value, tools=record.get("tools"))
+    template_args = record.get(_TEMPLATE_ARGS, {})
+    if not isinstance(template_args, dict):
+        raise ValueError(f"{_TEMPLATE_ARGS}: expected an object")
+    return text.render(value, tools=record.get("tools"), template_args=template_args)
 
 
 def _check(prompt: Prompt, vocab_size: int, context_length: int) -> None:

@@ -25,7 +25,7 @@ def claim(output: pathlib.Path, settings: dict[str, Any]) -> None:
       SettingsConflict: the output exists and was made with others.
       workdir.CannotWrite: the directory is not writable.
     """
-    path = output.with_name(output.name + ".settings.json")
+    path = _beside(output)
     if not output.exists():
         workdir.write_json(path, settings)
         return
@@ -44,6 +44,17 @@ def claim(output: pathlib.Path, settings: dict[str, Any]) -> None:
             f"{output} was made with other settings: {'; '.join(odd)}; "
             "give the same ones to go on with it, or choose another output"
         )
+
+
+def earlier_setting(output: pathlib.Path, name: str, new: Any) -> Any:
+    """A setting that a run keeps from its beginning; `new` where the output does not exist yet."""
+    if not output.exists():
+        return new
+    return (workdir.read_json(_beside(output)) or {}).get(name)
+
+
+def _beside(output: pathlib.Path) -> pathlib.Path:
+    return output.with_name(output.name + ".settings.json")
 
 
 def timed(work: Callable[[], object]) -> float:

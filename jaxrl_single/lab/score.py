@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_single import atomic
 from jaxrl_single.algorithms import diagnostics, update
 from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.lab import records as records_lib
@@ -102,8 +103,8 @@ def score_file(
     """
     found = records_lib.read(path)
     text = [line + "\n" for line in lines(score(algorithm, found), found)]
-    with open(output, "w", encoding="utf-8") as file:
-        file.writelines(text)
+    with atomic.replacing(output) as writing:
+        writing.write_text("".join(text), encoding="utf-8")
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -37,9 +37,11 @@ def measure(verdicts: list[bool | None]) -> Success:
 def wilson_interval(successes: int, n: int, *, z: float = Z_95) -> tuple[float, float]:
     """Wilson's score interval of a binomial proportion (Wilson 1927, eq. 1); n >= 1.
 
-    Unlike the normal approximation it stays within [0, 1] and has a width at 0 and n successes.
+    Unlike the normal approximation it stays within [0, 1] and has a width at 0 and n successes. It
+    always holds successes / n.
     """
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At 0 and n successes one end is p itself, which rounding may miss.
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_single import param_tree
+from jaxrl_single import atomic, param_tree
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import hf_config, hf_files, hf_names, pretrained
 
@@ -97,6 +97,8 @@ def write(
 ) -> None:
     """Writes a checkpoint: the whole directory, or none. One tensor is in memory at a time.
 
+    What an earlier process that was killed left of it is removed.
+
     Args:
       directory: must not exist yet.
       description: what config.json says.
@@ -113,21 +115,12 @@ def write(
     if directory.exists():
         raise FileExistsError(f"{directory} exists already; choose another directory")
     places = hf_names.places(description.model, critic=is_critic)
-    writing = directory.with_name(f".writing-{directory.name}-{os.getpid()}")
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    try:
-        hf_files.write(
-            writing,
-            places,
-            found,
-            max_shard_bytes=max_shard_bytes,
-        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(directory) as writing:
+        writing.mkdir()
+        hf_files.write(writing, places, found, max_shard_bytes=max_shard_bytes)
         write_text(writing)
         hf_config.write(writing, description, is_critic=is_critic)
-        writing.rename(directory)
-    finally:
-        shutil.rmtree(writing, ignore_errors=True)
 
 
 def tensors(

@@ -188,7 +188,7 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
       path: a directory, a GGUF file, or "package:NAME/FILE", a file of an installed package.
 
     Raises:
-      ValueError: there is nothing, or no such package.
+      ValueError: there is nothing, or no such package, or it is the workdir of a run.
     """
     text = os.fspath(path)
     if text.startswith(_PACKAGE):
@@ -204,6 +204,11 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
         found = pathlib.Path(text).expanduser()
     if not found.exists():
         raise ValueError(f"{found}: there is no such directory or file")
+    if (found / "run.json").exists():
+        raise ValueError(
+            f"{found} is the workdir of a run; write its weights as a checkpoint first: "
+            f"python -m jaxrl_single.run.convert --from={found} --to=DIR"
+        )
     return found
 
 

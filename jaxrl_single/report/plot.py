@@ -100,5 +100,11 @@ def _add_evaluations(
     axis: axes_lib.Axes, evaluations: Sequence[workdir.Eval], *, color: str
 ) -> None:
     for found in evaluations:
-        around = [[found.success - found.ci_low], [found.ci_high - found.success]]
+        if found.success is None:  # all of its tasks were errors
+            continue
+        # Recorded ends may miss 0 and 1 by rounding, and matplotlib draws no negative lengths.
+        around = [
+            [max(0.0, found.success - found.ci_low)],
+            [max(0.0, found.ci_high - found.success)],
+        ]
         axis.errorbar(found.step, found.success, around, fmt="o", capsize=3, color=color)

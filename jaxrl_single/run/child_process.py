@@ -12,7 +12,7 @@ from typing import Any
 import ml_collections
 
 from jaxrl_single import workdir
-from jaxrl_single.stages import rollouts
+from jaxrl_single.stages import waiting
 from jaxrl_single.supervise import child
 
 Body = Callable[..., None]  # (config, paths, *, stopping, beat)
@@ -53,7 +53,7 @@ def guarded(
     """Exit code of `body`. Errors made for people are printed without a traceback."""
     try:
         body(config, paths, stopping=stopping, beat=beat)
-    except rollouts.Stopped:
+    except waiting.Stopped:
         logging.info("stopped as asked; the same command continues")
     except for_people as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -72,8 +72,15 @@ def cache_env() -> dict[str, str]:
 
 
 def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:
-    """The config of the workdir; JSON has no tuples, so lists are read as such."""
-    config = ml_collections.ConfigDict(_with_tuples(workdir.read_json(paths.config)))
+    """The config of the workdir; JSON has no tuples, so lists are read as such.
+
+    Raises:
+      workdir.BrokenFile: there is none, or it is no JSON.
+    """
+    found = workdir.read_json(paths.config)
+    if found is None:
+        raise workdir.BrokenFile(f"{paths.root} holds no config yet: config.json is missing")
+    config = ml_collections.ConfigDict(_with_tuples(found))
     config.lock()
     return config
 

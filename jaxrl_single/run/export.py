@@ -7,10 +7,13 @@ A trajectory lies in the store until a checkpoint covers the step that trained i
 """
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
-from jaxrl_single import store, types, workdir
+from jaxrl_single import atomic, store, types, workdir
 
 FORMS = {"tokens": store.to_tokens, "messages": store.to_messages}
 
@@ -27,12 +30,22 @@ def main() -> int:
     try:
         paths = workdir.Workdir(args.workdir)
         run_id = workdir.run_id_of(paths)
-        with open(args.output, "w") if args.output != "-" else sys.stdout as output:
+        with _opened(args.output) as output:
             skipped = export(paths, run_id, args.split, FORMS[args.form], output)
     except (workdir.BrokenFile, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 1 if skipped else 0
+
+
+@contextlib.contextmanager
+def _opened(output: str) -> Iterator[TextIO]:
+    """Standard output, or a file that comes whole or not at all."""
+    if output == "-":
+        yield sys.stdout
+        return
+    with atomic.replacing(output) as writing, open(writing, "w") as file:
+        yield file
 
 
 def export(paths: workdir.Workdir, run_id: str, split: str, form, output) -> int:

@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 
+from jaxrl_single import atomic
 from jaxrl_single.lab import dumps
 
 
@@ -22,7 +23,10 @@ def main() -> int:
         records = list(_records(args))
         if args.fields:
             dumps.add_fields(records, args.fields)
-        with open(args.output, "w", encoding="utf-8") as output:
+        with (
+            atomic.replacing(args.output) as writing,
+            open(writing, "w", encoding="utf-8") as output,
+        ):
             output.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
     except (ValueError, OSError) as error:
         print(f"error: {args.input}, {error}", file=sys.stderr)

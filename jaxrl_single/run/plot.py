@@ -3,15 +3,15 @@
     python -m jaxrl_single.run.plot WORKDIR [WORKDIR ...] --output=FILE.png
 
 Success in training and on held-out tasks, and further metrics over the steps of RL. Runs may be
-under way. The ending of the file decides the format (png, svg, pdf). Needs matplotlib:
-pip install -e ".[plot]".
+under way. The ending of the file decides the format (png, svg, pdf; none is png). Needs
+matplotlib: pip install -e ".[plot]".
 """
 
 import argparse
 import pathlib
 import sys
 
-from jaxrl_single import workdir
+from jaxrl_single import atomic, workdir
 from jaxrl_single.report import plot
 
 
@@ -31,7 +31,9 @@ def main() -> int:
     metrics = tuple(filter(None, arguments.metrics.split(",")))
     try:
         figure = plot.draw(arguments.workdirs, metrics=metrics, smooth=arguments.smooth)
-        figure.savefig(arguments.output, dpi=120)
+        with atomic.replacing(arguments.output) as writing:
+            form = arguments.output.suffix.removeprefix(".") or "png"
+            figure.savefig(writing, dpi=120, format=form)
     except ModuleNotFoundError as error:
         print(f'error: no module {error.name!r}; pip install -e ".[plot]"', file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import ml_collections
 
-from jaxrl_single import workdir
+from jaxrl_single import atomic, workdir
 from jaxrl_single.sampler.service import access
 
 _FRESH_S = 0.5  # `Watch` reads the directory at most so often
@@ -92,6 +92,6 @@ def _file(paths: workdir.Workdir, name: str):
 
 def _reachable(record: dict) -> bool:
     if record["hostname"] == socket.gethostname():
-        return workdir.is_alive(record["pid"])
+        return atomic.is_alive(record["pid"])
     host = urllib.parse.urlsplit(record["url"]).hostname or ""
     return not access.is_loopback(host)

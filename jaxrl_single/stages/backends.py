@@ -13,7 +13,7 @@ from jaxrl_single.data import ticket_files
 from jaxrl_single.rollout import scheduler as scheduler_lib
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler import local_client
-from jaxrl_single.stages import rollouts
+from jaxrl_single.stages import waiting
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.weights import base as weights_base
 
@@ -46,7 +46,7 @@ class FileBackend:
     def check(self) -> None:
         self._tick()
         if self._stopping():
-            raise rollouts.Stopped
+            raise waiting.Stopped
 
     def wait(self) -> None:
         time.sleep(self._pause_s)
@@ -95,8 +95,8 @@ class InlineBackend:
         # holds for a stop as well, after which the numbers have to be those without it.
         try:
             self._drain(stop_after_s=self._stop_timeout_s)
-        except rollouts.Stopped as stopped:
-            raise rollouts.StoppedInStep from stopped
+        except waiting.Stopped as stopped:
+            raise waiting.StoppedInStep from stopped
         if self._engine is None:
             self._engine = self._make_engine(params, version)
         else:
@@ -105,7 +105,7 @@ class InlineBackend:
     def check(self) -> None:
         self._tick()
         if self._stopping():
-            raise rollouts.Stopped
+            raise waiting.Stopped
 
     def wait(self) -> None:
         self._drain(stop_after_s=0.0)
@@ -122,9 +122,9 @@ class InlineBackend:
             self._tick()
             silent = time.monotonic() - self._last_delivery
             if silent >= stop_after_s and self._stopping():
-                raise rollouts.Stopped
+                raise waiting.Stopped
             if silent > self._no_progress_s:
-                raise rollouts.no_progress(silent, len(queue) - scheduler.finished)
+                raise waiting.no_progress(silent, len(queue) - scheduler.finished)
 
         scheduler = scheduler_lib.Scheduler(
             sink=self._deliver,

@@ -20,7 +20,7 @@ import ml_collections
 
 from jaxrl_single import types
 from jaxrl_single.data import token_batch
-from jaxrl_single.stages import gate, records, rollouts
+from jaxrl_single.stages import gate, records, rollouts, waiting
 from jaxrl_single.trainer import state as state_lib
 from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import base as weights_base
@@ -72,8 +72,8 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
     """Trains from the state's step to `config.rl.num_steps`; saves at the end and when stopped.
 
     Raises:
-      Diverged, rollouts.RolloutFailed, gate.GateFailed: the last checkpoint is intact.
-      rollouts.Stopped: after a checkpoint; StoppedInStep: without one.
+      Diverged, waiting.RolloutFailed, gate.GateFailed: the last checkpoint is intact.
+      waiting.Stopped: after a checkpoint; StoppedInStep: without one.
     """
     num_steps = loop.config.rl.num_steps
     step = int(state.step)
@@ -88,9 +88,9 @@ def run(loop: Loop, state: state_lib.TrainState) -> state_lib.TrainState:
             due = step % loop.config.checkpoint.every_steps == 0 or step == num_steps
             saved_s = loop.save(step, state) if due else 0.0
             loop.records.status("rl", step, num_steps)
-    except rollouts.StoppedInStep:
+    except waiting.StoppedInStep:
         raise
-    except rollouts.Stopped:
+    except waiting.Stopped:
         loop.save(step, state)
         raise
     return state
@@ -127,11 +127,11 @@ def _one_step(
         "train/policy_version": loop.rollouts.version,
     }
     if (step + 1) % config.trainer.log_every == 0:
-        _log(loop, step + 1, taken, metrics, version_before)
+        _log_step(loop, step + 1, taken, metrics, version_before)
     return state
 
 
-def _log(
+def _log_step(
     loop: Loop, step: int, taken: rollouts.Taken, metrics: dict[str, float], version: int
 ) -> None:
     staleness, histograms = records.staleness_metrics(

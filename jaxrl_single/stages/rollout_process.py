@@ -73,7 +73,7 @@ async def _serve(
             return samplers
         return samplers.pinned(ticket.policy_version)
 
-    world = world_lib.make(config)
+    world = world_lib.make(config, workdir.began(paths))
     try:
         # They compile first; an episode's patience is not for that.
         if not urls():

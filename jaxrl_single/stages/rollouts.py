@@ -18,32 +18,8 @@ from typing import Any, Protocol
 from jaxrl_single import store as store_lib
 from jaxrl_single import types
 from jaxrl_single.data import batching, tickets
+from jaxrl_single.stages import waiting
 from jaxrl_single.weights import base as weights_base
-
-
-class RolloutFailed(RuntimeError):
-    """Episodes fail one after the other, or none arrives; the message carries the first cause."""
-
-
-class Stopped(Exception):
-    """The run was asked to stop while it waited for episodes."""
-
-
-class StoppedInStep(Stopped):
-    """The same in the midst of a step, of which nothing whole is there to be saved."""
-
-
-def no_progress(silent_s: float, in_flight: int) -> RolloutFailed:
-    """The error of episodes that don't end.
-
-    Args:
-      silent_s: seconds since the last one came.
-      in_flight: tickets that are waited for.
-    """
-    return RolloutFailed(
-        f"no trajectory arrived for {silent_s:.0f} s (trainer.no_progress_s) while {in_flight} "
-        "tickets are in flight; see the files of WORKDIR/logs"
-    )
 
 
 class Backend(Protocol):
@@ -57,16 +33,16 @@ class Backend(Protocol):
         """Samples with these weights from now on; they were published already.
 
         Raises:
-          StoppedInStep: what the weights before still had to sample does not end.
+          waiting.StoppedInStep: what the weights before still had to sample does not end.
         """
         ...
 
     def check(self) -> None:
-        """Gives a sign of life; raises `Stopped` when the run was asked to stop."""
+        """Gives a sign of life; raises `waiting.Stopped` when the run was asked to stop."""
         ...
 
     def wait(self) -> None:
-        """Lets rollout go on for a moment; may raise `Stopped` too."""
+        """Lets rollout go on for a moment; may raise `waiting.Stopped` too."""
         ...
 
 
@@ -200,8 +176,8 @@ class Rollouts:
             lost members for good is smaller, and then there may be less than `count`.
 
         Raises:
-          RolloutFailed: too many failures in a row, or nothing arrived for too long.
-          Stopped: the run was asked to stop.
+          waiting.RolloutFailed: too many failures in a row, or nothing arrived for too long.
+          waiting.Stopped: the run was asked to stop.
         """
         began = time.monotonic()
         self._last_arrival = began
@@ -389,7 +365,7 @@ class Rollouts:
         retry = self.book.mark_error(key)
         if self.book.consecutive_errors >= self.settings.max_consecutive_errors:
             first = self._first_error or error
-            raise RolloutFailed(
+            raise waiting.RolloutFailed(
                 f"{self.book.consecutive_errors} episodes failed in a row "
                 f"(rollout.max_consecutive_errors); the first, of kind {first.kind!r}:\n"
                 f"{first.message}"
@@ -414,5 +390,5 @@ class Rollouts:
         silent = time.monotonic() - self._last_arrival
         if silent > self.settings.no_progress_s:
             in_flight = len(self.book.in_flight("train")) + len(self.book.in_flight("eval"))
-            raise no_progress(silent, in_flight)
+            raise waiting.no_progress(silent, in_flight)
         self.backend.wait()

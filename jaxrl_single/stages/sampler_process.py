@@ -59,7 +59,7 @@ def run(
       RuntimeError: the engine failed.
       ValueError: the trainer's weights do not fit the model of the config.
     """
-    world = world_lib.make(config)
+    world = world_lib.make(config, workdir.began(paths))
     engines = _make_engines(config, paths, world)
     try:
         asyncio.run(_serve(config, paths, world, engines, name, stopping=stopping, beat=beat))

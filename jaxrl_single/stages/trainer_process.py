@@ -29,10 +29,10 @@ from jaxrl_single.stages import (
     placement,
     records,
     rl,
-    rollouts,
     sampler_process,
     trainer_parts,
     value_pretraining,
+    waiting,
     warm_start,
 )
 from jaxrl_single.stages import world as world_lib
@@ -46,7 +46,7 @@ FOR_PEOPLE = (
     checkpoint_lib.CheckpointError,
     gate.GateFailed,
     rl.Diverged,
-    rollouts.RolloutFailed,
+    waiting.RolloutFailed,
 )
 _log = logging.getLogger(__name__)
 _GATE_EPISODES = 16
@@ -62,7 +62,7 @@ def run(
     """Runs what is left of the stages.
 
     Raises:
-      rollouts.Stopped: asked to stop; a checkpoint was written if there was anything to save.
+      waiting.Stopped: asked to stop; a checkpoint was written if there was anything to save.
     """
     Trainer(config, paths, stopping=stopping, beat=beat).run()
 
@@ -84,7 +84,7 @@ class Trainer:
         self._stopping = stopping
         self._beat = beat
         self._compilations = compilations.CompilationCounter()
-        self.world = world_lib.make(config)
+        self.world = world_lib.make(config, workdir.began(paths))
         world_lib.save_text(config, self.world, paths.tokenizer)
         self.policy, self.critic = build.models(config, self.world.language.vocab_size)
         self.algorithm = build.algorithm(config)
@@ -386,7 +386,7 @@ class Trainer:
     def _look(self) -> None:
         self._beat()
         if self._stopping():
-            raise rollouts.Stopped
+            raise waiting.Stopped
 
     def _say(self, stage: str, step: int, num_steps: int, text: str) -> None:
         self._beat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -42,8 +43,12 @@ class World:
     limits: episode.Limits
 
 
-def make(config: ml_collections.ConfigDict) -> World:
+def make(config: ml_collections.ConfigDict, now: datetime.datetime | None = None) -> World:
     """The world of the config.
+
+    Args:
+      now: the time that chat templates show; None = the present. A run's is that of its beginning,
+        for an episode must not change at midnight.
 
     Raises:
       ValueError, OSError: unknown environment, bad options, a missing or malformed tasks file, or
@@ -51,7 +56,7 @@ def make(config: ml_collections.ConfigDict) -> World:
     """
     spec = env_table.get(config.env.name)
     section = config.env.to_dict()
-    language, text = make_language(config)
+    language, text = make_language(config, now)
     train_tasks = spec.make_tasks(section, "train", config.seed)
     return World(
         make_env=spec.make_env(section),
@@ -71,8 +76,13 @@ def make(config: ml_collections.ConfigDict) -> World:
     )
 
 
-def make_language(config: ml_collections.ConfigDict) -> tuple[chat.Chat, text_lib.Text]:
+def make_language(
+    config: ml_collections.ConfigDict, now: datetime.datetime | None = None
+) -> tuple[chat.Chat, text_lib.Text]:
     """The language of the run's episodes, and of what is asked and answered besides.
+
+    Args:
+      now: see `make`.
 
     Raises:
       ValueError, OSError: no tokenizer or chat template, or one that is not in order.
@@ -81,7 +91,7 @@ def make_language(config: ml_collections.ConfigDict) -> tuple[chat.Chat, text_li
     if not config.model.path:
         language = spec.make_chat()
         return language, chat_text.CharText(language)
-    text = text_lib.HfText.load(config.model.path)
+    text = text_lib.HfText.load(config.model.path, now=now)
     section = config.env.to_dict()
     told = spec.make_prompt(section) if spec.make_prompt else prompt.PromptSpec()
     language = text_chat.TextChat(

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from jaxrl_single import workdir
+from jaxrl_single import atomic, workdir
 from jaxrl_single.supervise import child, identity
 
 _PROBE_S = 1.0  # `workdir.is_running` holds the lock for an instant; wait so long for it
@@ -65,7 +65,7 @@ def reclaim(paths: workdir.Workdir) -> list[str]:
             pids = ", ".join(str(member["pid"]) for member in members)
             done.append(f"ended what an earlier run left of its {name}: {pids}")
     for directory in (paths.root, paths.logs, paths.tickets, paths.samplers):
-        for path in workdir.remove_temporaries(directory):
+        for path in atomic.remove_temporaries(directory):
             done.append(f"removed the half-written {path.relative_to(paths.root)}")
     for path in paths.logs.glob("*.heartbeat"):
         path.unlink(missing_ok=True)

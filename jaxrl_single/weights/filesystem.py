@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -33,6 +34,7 @@ MARKER = "STABLE"
 _TENSORS = "params.safetensors"
 _MANIFEST = "manifest.json"
 _HIDDEN = (".writing-", ".pruned-")  # of the one writer; left over only when it was killed
+_BLOCK_BYTES = 2**20  # read at a time
 _VERSION = re.compile(r"v(\d{9,})")
 _LARGEST_VERSION = 2**63 - 1
 
@@ -56,9 +58,18 @@ class StoredTensor:
     def sha256(self) -> str:
         """As `base.tensor_sha256` of the whole."""
         digest = hashlib.sha256()
-        for row in range(self.shape[0]) if self.shape else [()]:
-            digest.update(base.bytes_of(np.asarray(self[row])))
+        for part in self._parts():
+            digest.update(base.bytes_of(np.asarray(self[part])))
         return digest.hexdigest()
+
+    def _parts(self) -> list[Any]:
+        """Indices of blocks of rows, of _BLOCK_BYTES or of one row, that make up the whole."""
+        if not self.shape:
+            return [()]
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
+        size = self.shape[0]  # beyond which safetensors refuses to read
+        return [slice(start, min(start + rows, size)) for start in range(0, size, rows)]
 
 
 class FileWeights:

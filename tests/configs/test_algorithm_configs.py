@@ -57,12 +57,12 @@ def test_every_hyperparameter_is_in_the_config_with_a_comment(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(PUBLISHED) - EXAMPLES))
-def test_all_rows_of_the_tiny_task_learn_equally_fast_at_the_same_step(name):
-    """The schedule counts updates, of which a step of some rows has several."""
-    config = load(name)
+def test_a_step_of_every_row_goes_equally_far(name):
+    """The optimiser counts updates, of which a step of some rows has several."""
+    config, base = load(name), common.base().policy_optimizer
     updates = config.algorithm.num_minibatches * config.algorithm.num_policy_epochs
-    steps = common.base().policy_optimizer.decay_steps
-    assert config.policy_optimizer.decay_steps == updates * steps
+    assert config.policy_optimizer.learning_rate * updates == pytest.approx(base.learning_rate)
+    assert config.policy_optimizer.decay_steps == updates * base.decay_steps
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(PUBLISHED)))

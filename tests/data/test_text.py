@@ -1,5 +1,6 @@
 """Tokenizer and chat template, against what transformers made of the same files."""
 
+import datetime
 import json
 import pathlib
 import shutil
@@ -181,3 +182,12 @@ def test_a_piece_of_a_rendering_gets_nothing_around_it(chat, tmp_path):
     chat.save(tmp_path / "tokenizer.json")
     again = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert again.encode("the cat").ids == chat.encode("the cat")
+
+
+def test_the_day_that_a_template_shows_can_be_told(copied):
+    (copied / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    day = datetime.datetime(2026, 2, 3)
+    assert text_lib.HfText.load(copied, now=day).render_text([USER]) == "03 Feb 2026"
+    before = datetime.datetime.now()
+    shown = text_lib.HfText.load(copied).render_text([USER])
+    assert shown in {f"{time:%d %b %Y}" for time in (before, datetime.datetime.now())}

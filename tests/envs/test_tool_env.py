@@ -16,7 +16,13 @@ ECHO = {
         "name": "echo",
         "parameters": {
             "type": "object",
-            "properties": {"count": {"type": "integer"}, "word": {"type": "string"}},
+            "properties": {
+                "count": {"type": "integer"},
+                "word": {"type": "string"},
+                "end": {"type": ["string", "null"]},
+                "times": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "rest": True,
+            },
             "required": ["word"],
         },
     },
@@ -36,7 +42,7 @@ class Echo:
     async def call(self, arguments):
         if arguments["word"] == "break":
             raise OSError("the tool is broken")
-        return arguments["word"] * arguments.get("count", 1)
+        return arguments["word"] * arguments.get("count", 1) + (arguments.get("end") or "")
 
     async def close(self):
         self.closed += 1
@@ -93,10 +99,12 @@ def test_calls_of_one_action_are_answered_in_order_each_by_its_message():
     ("action", "complaint"),
     [
         ('<tool_call>{"name": "echo"', "error: "),
-        (_call("echo"), "error: echo: the arguments are [], expected ['count', 'word']"),
-        (_call("echo", word="a", size=3), "['size', 'word'], expected ['count', 'word']"),
+        (_call("echo"), "error: echo: the arguments are [], expected ['count', 'end', "),
+        (_call("echo", word="a", size=3), "['size', 'word'], expected ['count', 'end', "),
         (_call("echo", word=3), "error: echo: word is 3, must be of type string"),
         (_call("echo", word="a", count="3"), "count is '3', must be of type integer"),
+        (_call("echo", word="a", end=3), "end is 3, must be of type string or null"),
+        (_call("echo", word="a", times="3"), "times is '3', must be of type integer or null"),
         (_call("search", word="a"), "no tool 'search'; there are ['calculator', 'echo']"),
         (_call("calculator", expression="1/0"), "error: division by zero"),
     ],
@@ -107,6 +115,11 @@ def test_what_is_wrong_with_a_call_is_said_and_the_episode_goes_on(action, compl
     assert not failed.terminated
     assert failed.info == {"success": False}
     assert called.texts == ("b",)
+
+
+def test_arguments_may_be_of_any_of_several_types():
+    calls = [_call("echo", word="a", end=end, times=None, rest=1) for end in ("b", None)]
+    assert [called.texts for called in _play(_env(), *calls)] == [("ab",), ("a",)]
 
 
 def test_switched_off_tools_only_ever_fail_but_answers_count():

@@ -70,6 +70,31 @@ def test_a_call_that_is_only_thought_of_is_none(name):
     assert parsed.thought == f"<think>a\n{call}</think><think>b</think>"
 
 
+def test_a_call_before_a_later_thought_is_one():
+    style = FORMATS["hermes"]
+    parsed = style.parse(f"Well. {style.render(SUM)}\n<think>so</think>\nDone.")
+    assert (parsed.calls, parsed.start) == ((SUM,), len("Well. "))
+    assert (parsed.thought, parsed.text) == ("<think>so</think>", "Well. \n\nDone.")
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"react"}))
+def test_an_end_of_thought_within_a_call_ends_none(name):
+    style = FORMATS[name]
+    call = Call("python", {"code": "print('</think>', '</think>')\n"})
+    written = style.render(call)
+    assert style.parse(written).calls == (call,)
+    assert style.parse(f"<think>no</think>{written}").calls == (call,)
+    assert style.parse(f"hm</think>{written}").calls == (call,)
+    thought = f"maybe\n{written}\nno</think>"
+    assert style.parse(thought + "It is 4.") == tool_formats.Parsed((), "It is 4.", None, thought)
+    # A thought that only names the tag leaves no call open behind it.
+    opening = style.openings[0]
+    assert style.parse(f"I need\n{opening}\nnow</think>\n{written}").calls == (call,)
+    tags = Call("python", {"code": "print('<think>a</think>')\n"})
+    assert style.parse(f"hm {opening}</think>{style.render(tags)}").calls == (tags,)
+    assert style.parse(f"<think>{opening}</think>{style.render(tags)}").calls == (tags,)
+
+
 MALFORMED = [
     ("hermes", "<tool_call>{}</tool_call>", 'a call is a JSON object {"name"'),
     ("hermes", "<tool_call>[1]</tool_call>", "a call is a JSON object"),
@@ -126,18 +151,35 @@ def test_common_variants_of_json_calls():
         calls_of("hermes", '<tool_call>{"name":"f","arguments":"{\\"a\\": 1}"}</tool_call>')
         == right
     )
-    assert calls_of("hermes", '<tool_call>{"name": "f"}</tool_call>') == (Call("f", {}),)
+    for nothing in ("", ', "arguments": null', ', "arguments": {}', ', "parameters": null'):
+        assert calls_of("hermes", f'<tool_call>{{"name": "f"{nothing}}}</tool_call>') == (
+            Call("f", {}),
+        )
+    raw = '{"name": "f", "arguments": {"code": "a = 1\n\tb"}}'
+    assert (
+        calls_of("hermes", f"<tool_call>\n{raw}\n</tool_call>")[0].arguments["code"] == "a = 1\n\tb"
+    )
+    assert calls_of("llama3", raw)[0].arguments["code"] == "a = 1\n\tb"
     assert calls_of("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}') == right
     assert (
         calls_of("llama3", 'So: {"type": "function", "name": "f", "parameters": {"a": 1}}') == right
     )
     assert calls_of("llama3", '{"name": "f", "arguments": {"a": 1}} and that is all') == right
+    nested = '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}'
+    assert calls_of("llama3", nested) == right
+    assert calls_of("llama3", f"<|python_tag|>{nested}; {nested}") == right * 2
+    assert calls_of("hermes", f"<tool_call>{nested}</tool_call>") == right
+    assert calls_of("llama3", '{"function": {"name": "f", "parameters": {"a": 1}}}') == right
     twice = '{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {"a": 1}}'
     assert calls_of("llama3", twice) == right * 2
 
 
 def test_json_that_has_a_name_is_an_answer_unless_it_names_a_tool_or_has_arguments():
-    for text in ('{"name": "Alice", "age": 30}', 'So: {"type": "circle", "radius": 2}'):
+    for text in (
+        '{"name": "Alice", "age": 30}',
+        'So: {"type": "circle", "radius": 2}',
+        '{"function": "f(x)", "at": 2}',
+    ):
         assert FORMATS["llama3"].parse(text, [SCHEMA]) == tool_formats.Parsed((), text)
     assert calls_of("llama3", '{"name": "find"}', [SCHEMA]) == (Call("find", {}),)
     assert calls_of("llama3", '{"name": "find"}', [SCHEMA["function"]]) == (Call("find", {}),)
@@ -170,6 +212,52 @@ def test_typed_arguments_follow_the_schema_and_else_their_looks():
     # Line breaks around a value belong to the format, those within it to the value.
     code = "<function=run><parameter=code>\n\nx = 1\n\n</parameter></function>"
     assert calls_of("qwen3_coder", code)[0].arguments == {"code": "\nx = 1\n"}
+
+
+TYPES = {
+    "flag": {"type": "boolean"},
+    "zip": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "code": {"type": ["string", "null"]},
+    "limit": {"oneOf": [{"type": "integer"}, {"type": "null"}]},
+    "choice": {"enum": ["1", "2"]},
+    "level": {"enum": [1, 2, None]},
+    "options": {"type": "object"},
+    "other": {"anyOf": [{"$ref": "#/$defs/Other"}, {"type": "null"}]},
+}
+
+
+@pytest.mark.parametrize("name", XML_FORMATS)
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("flag", "True", True),
+        ("flag", "False", False),
+        ("flag", "true", True),
+        ("flag", "None", "None"),
+        ("zip", "12345", "12345"),
+        ("zip", "true", "true"),
+        ("zip", "True", "True"),
+        ("zip", "null", None),
+        ("code", "007", "007"),
+        ("code", "None", None),
+        ("limit", "3", 3),
+        ("limit", "None", None),
+        ("limit", "many", "many"),
+        ("choice", "1", "1"),
+        ("level", "2", 2),
+        ("level", "None", None),
+        ("options", '{"a": 1}', {"a": 1}),
+        ("options", "{'a': 1}", "{'a': 1}"),
+        ("other", "12", 12),
+        ("unknown", "12", 12),
+    ],
+)
+def test_a_type_may_be_declared_in_many_ways(name, key, text, value):
+    function = {"name": "find", "parameters": {"type": "object", "properties": TYPES}}
+    written = FORMATS[name].render(Call("find", {key: text}))
+    (call,) = calls_of(name, written, [{"type": "function", "function": function}])
+    assert call.arguments[key] == value
+    assert type(call.arguments[key]) is type(value)
 
 
 def test_react_reads_up_to_an_invented_observation():

@@ -1,6 +1,7 @@
 """Dumps of other systems, as they write them, become records that can be read."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -56,6 +57,32 @@ def test_trl_samples(tmp_path):
     assert (record["id"], record["group_id"], record["reward"]) == ("x", "g", 1.0)
 
 
+def test_rewards_of_trl_that_do_not_apply_count_nothing(tmp_path):
+    dump = tmp_path / "dump.jsonl"
+    sample = {"completion_ids": [3], "logprobs": [-0.1], "rewards": [1.0, None, 0.5, math.nan]}
+    (record,) = converted(dump, "trl", [sample])
+    assert record["reward"] == 1.5
+    (record,) = converted(dump, "trl", [sample | {"rewards": 2}])
+    assert record["reward"] == 2.0
+
+
+def test_null_names_nothing(tmp_path):
+    dump = tmp_path / "dump.jsonl"
+    nothing = dict.fromkeys(("id", "task_id", "group_id", "uid", "index", "group_index"))
+    samples = {
+        "trl": {"completion_ids": [3], "logprobs": [-0.1], "reward": 1, "prompt": "a"},
+        "verl": {"responses": [3], "response_mask": [1], "old_log_probs": [-1], "score": 1},
+        "slime": {"tokens": [3], "response_length": 1, "rollout_log_probs": [-1], "reward": 1},
+    }
+    for source, sample in samples.items():
+        named, plain = (
+            converted(dump, source, [sample]),
+            converted(dump, source, [sample | nothing]),
+        )
+        for name in ("id", "task_id", "group_id"):
+            assert plain[0][name] == named[0][name] is not None
+
+
 def test_verl(tmp_path):
     batch = {  # prompts are padded on the left, responses on the right
         "prompts": [[0, 1, 2], [1, 2, 3]],
@@ -109,6 +136,33 @@ def test_what_is_missing_or_uneven_is_named(tmp_path):
         ("trl", [{"completion_ids": [1], "reward": 1}], "logprobs or sampling_per_token_logps is"),
         ("trl", [TRL | {"rewards": [1]}], r"\['rewards'\] are not as long as 'completion_ids'"),
         ("slime", [{"tokens": [1]}], "response_length is missing"),
+        (
+            "trl",
+            [{"completion_ids": [1], "logprobs": [-1], "rewards": [None, None]}],
+            "rewards holds no number",
+        ),
+        (
+            "trl",
+            [{"completion_ids": [1], "logprobs": [-1], "rewards": [{}]}],
+            r"a reward is \{\}, expected a number",
+        ),
+        (
+            "verl",
+            [
+                {
+                    "responses": [1],
+                    "response_mask": [1],
+                    "old_log_probs": [-1],
+                    "token_level_scores": [None],
+                }
+            ],
+            "a reward is None, expected a number",
+        ),
+        (
+            "slime",
+            [{"tokens": [1], "response_length": 1, "rollout_log_probs": [-1], "reward": [1]}],
+            r"a reward is \[1\], expected a number",
+        ),
         (
             "verl",
             [{"responses": [1, 2], "response_mask": [1, 1], "old_log_probs": [-1], "score": 1}],
@@ -166,10 +220,14 @@ def test_a_torn_file_is_refused(run_with_two):
 def test_own_fields_are_put_in_by_id(tmp_path):
     found = [{"id": 0, "policy_logprobs": [-1]}, {"id": "b", "policy_logprobs": [-1]}]
     path = tmp_path / "fields.jsonl"
-    path.write_text('{"id": "b", "policy_logprobs": [-2], "values": [0.5]}\n')
+    path.write_text('\n{"id": "b", "policy_logprobs": [-2], "values": [0.5]}\n \n')
     dumps.add_fields(found, path)
     assert found[0] == {"id": 0, "policy_logprobs": [-1]}
     assert found[1] == {"id": "b", "policy_logprobs": [-2], "values": [0.5]}
     path.write_text('{"id": "c"}\n')
     with pytest.raises(ValueError, match="line 1: no record has the id 'c'"):
         dumps.add_fields(found, path)
+    for line, message in (("[1]", "expected a JSON object"), ("{", "not JSON")):
+        path.write_text(f"\n{line}\n")
+        with pytest.raises(ValueError, match=rf"fields\.jsonl, line 2: {message}"):
+            dumps.add_fields(found, path)

@@ -1,15 +1,18 @@
 """Answers of a small checkpoint to a file of prompts, whole, interrupted and refused."""
 
 import contextlib
+import datetime
 import io
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -167,6 +170,31 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole, model, pro
     assert (again["generated_tokens"], again["tokens_per_s"], again["compile_s"]) == (0, 0, 0)
 
 
+def test_a_run_goes_on_with_the_day_of_its_beginning(model, tmp_path, monkeypatch):
+    class Then(datetime.date):
+        @classmethod
+        def today(cls):
+            return cls(2026, 1, 2)
+
+    dated, output = tmp_path / "model", tmp_path / "out.jsonl"
+    shutil.copytree(model, dated)
+    template = "{{ strftime_now('%Y-%m-%d') }}\n{{ messages[0].content }}"
+    (dated / "chat_template.jinja").write_text(template)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "the cat"}]}) + "\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            generate, "datetime", types.SimpleNamespace(date=Then, datetime=datetime.datetime)
+        )
+        run(dated, prompts, output, generate.Sampling(max_tokens=3, n=2))
+    whole = output.read_bytes()
+    output.write_bytes(whole[: whole.index(b"\n") + 1])
+    run(dated, prompts, output, generate.Sampling(max_tokens=3, n=2))
+    assert output.read_bytes() == whole
+    shown = text_lib.HfText.load(CHAT).decode(lines_of(output)[0]["prompt_token_ids"])
+    assert shown.startswith("2026-01-02")
+
+
 def test_ignore_eos_and_greedy(model, prompts, tmp_path):
     sampling = generate.Sampling(max_tokens=12, n=2, temperature=0.0, ignore_eos=True)
     run(model, prompts, tmp_path / "out.jsonl", sampling)
@@ -211,6 +239,27 @@ def test_the_command_says_what_is_wrong(model, prompts, tmp_path, change, messag
     assert err.startswith("error: ")
     assert message in err
     assert not output.exists()
+
+
+def test_a_critic_a_workdir_and_a_missing_directory_are_refused(model, prompts, tmp_path):
+    critic = tmp_path / "critic"
+    shutil.copytree(model, critic)
+    config = json.loads((critic / "config.json").read_text())
+    config["architectures"] = ["Qwen3ForTokenClassification"]
+    (critic / "config.json").write_text(json.dumps(config))
+    paths, _ = workdir.create(tmp_path / "run")
+    paths.config.write_text("{}")
+    for change, message in (
+        (f"--model={critic}", f"{critic} is a critic, which gives no answers"),
+        (f"--model={paths.root}", f"{paths.root} is the workdir of a run; write its weights"),
+        (f"--output={tmp_path / 'none' / 'x'}", "make its directory first"),
+    ):
+        arguments = [f"--model={model}", f"--input={prompts}", f"--output={tmp_path / 'out'}"]
+        code, out, err = run_command(*arguments, change)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert "--workdir" not in err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

@@ -32,16 +32,19 @@ def test_three_kinds_of_prompts(tmp_path, text):
         json.dumps({"prompt": "the cat", "max_tokens": 3}),
         json.dumps({"messages": USER, "id": "m"}),
         json.dumps({"messages": USER, "tools": [{"name": "t"}]}),
+        json.dumps({"messages": USER, "chat_template_kwargs": {"thought": "the dog"}}),
         text=text,
         context_length=200,
     )
-    assert [prompt.index for prompt in found] == [0, 1, 2, 3]
-    assert [prompt.id for prompt in found] == [{"a": 1}, None, "m", None]
-    assert [prompt.max_tokens for prompt in found] == [8, 3, 8, 8]
+    assert [prompt.index for prompt in found] == [0, 1, 2, 3, 4]
+    assert [prompt.id for prompt in found] == [{"a": 1}, None, "m", None, None]
+    assert [prompt.max_tokens for prompt in found] == [8, 3, 8, 8, 8]
     assert found[0].tokens == (5, 0, 289)
     assert found[1].tokens == tuple(text.encode("the cat"))
     assert found[2].tokens == tuple(text.render(USER))
     assert found[3].tokens == tuple(text.render(USER, tools=[{"name": "t"}]))
+    assert found[4].tokens == tuple(text.render(USER, template_args={"thought": "the dog"}))
+    assert found[4].tokens != found[2].tokens
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,18 @@ def test_three_kinds_of_prompts(tmp_path, text):
         ('{"prompt": 3}', "prompt: expected a text, found a int"),
         ('{"messages": "hi"}', "messages: expected a list of objects"),
         ('{"messages": [{"role": "system", "content": ""}]}', "unknown role system"),
+        (
+            json.dumps({"messages": USER, "chat_template_kwargs": ["thought"]}),
+            "chat_template_kwargs: expected an object",
+        ),
+        (
+            json.dumps({"messages": USER, "chat_template_kwargs": {"tools": []}}),
+            r"the variables \['tools'\] of a chat template can't be set",
+        ),
+        (
+            '{"prompt": "a", "chat_template_kwargs": {}}',
+            r"chat_template_kwargs are for messages only",
+        ),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens is 0, expected a whole number >= 1"),
         ('{"prompt": "a", "max_tokens": 1.5}', "max_tokens is 1.5"),
     ],

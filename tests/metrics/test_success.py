@@ -13,6 +13,13 @@ def test_wilson_interval_of_published_values():
     assert success.wilson_interval(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
 
 
+def test_the_interval_holds_the_fraction_whatever_rounds():
+    for n in range(1, 1025):
+        for successes in {0, 1, n - 1, n}:
+            low, high = success.wilson_interval(successes, n)
+            assert 0 <= low <= successes / n <= high <= 1
+
+
 def test_errors_are_counted_and_never_failures():
     result = success.measure([True, None, False, True, None])
     assert (result.n, result.errors) == (3, 2)

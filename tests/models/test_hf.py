@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxrl_single import atomic
 from jaxrl_single.models import api, config, hf, pretrained, sizes
 from tests.models import model_lab
 
@@ -209,6 +210,17 @@ def test_nothing_is_written_of_a_checkpoint_that_fails(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError, match="choose another directory"):
         hf.save(tmp_path / "out", shape, params, context_length=64)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    shape, params = random_model("tiny", "float32", False)
+    code = "import os; print(os.getpid())"
+    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    left = tmp_path / f"{atomic.PREFIX}{dead.strip()}-0-out"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    hf.save(tmp_path / "out", shape, params, context_length=64)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def _scaled(kind, **fields):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_single import workdir
+from jaxrl_single.metrics import success as success_lib
 from jaxrl_single.report import plot
 
 
@@ -46,6 +47,14 @@ def test_lines_are_running_means_and_points_the_evaluations_at_their_steps(make_
     np.testing.assert_allclose(staleness.lines[0].get_ydata(), [0.1, 0.15, 0.25, 0.35])
 
 
+def test_an_evaluation_without_a_verdict_is_no_point(make_run):
+    root = make_run("one", [0.5])
+    nothing = success_lib.measure([None])
+    found = (nothing.n, nothing.success, nothing.ci_low, nothing.ci_high)
+    workdir.record_eval(workdir.Workdir(root), workdir.Eval("rl", 1, 1, *found))
+    assert len(plot.draw([root], metrics=()).axes[0].containers) == 2
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -68,6 +77,8 @@ def test_the_command_writes_the_file(make_run, tmp_path):
     done = _run(make_run("one", [0.5]), "--output", output, "--metrics=")
     assert (done.returncode, done.stdout.strip()) == (0, str(output))
     assert "success" in output.read_text()
+    assert _run(make_run("one", [0.5]), "--output", tmp_path / "plain").returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "picture.svg", "plain"}
 
 
 def test_what_cannot_be_drawn_is_said(make_run, tmp_path):

@@ -186,6 +186,12 @@ def test_what_is_not_there_is_told(run, tmp_path, main):
         convert.convert(GOLDEN / "qwen3", output, critic=True)
     with pytest.raises(OSError, match=r"config\.json"):
         convert.convert(tmp_path, output)
+    empty, _ = workdir.create(tmp_path / "run")
+    code, errors = main(f"--from={empty.root}", f"--to={output}")
+    assert (code, errors) == (
+        2,
+        f"error: {empty.root} holds no config yet: config.json is missing\n",
+    )
     assert not output.exists()
 
 

@@ -1,7 +1,9 @@
 """`python -m jaxrl_single.run.export`: the store as JSON lines."""
 
+import functools
 import json
 import math
+import resource
 import subprocess
 import sys
 
@@ -22,11 +24,12 @@ def paths(tmp_path):
     return paths
 
 
-def export(paths, *arguments):
+def export(paths, *arguments, **options):
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_single.run.export", str(paths.root), *map(str, arguments)],
         capture_output=True,
         text=True,
+        **options,
     )
     lines = [json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines()]
     return done, lines
@@ -64,6 +67,19 @@ def test_messages_of_eval_into_a_file(paths, tmp_path):
     assert line["id"].endswith("/000000009-0")
     assert line["messages"] == list(make_trajectory(9).messages)
     assert (line["reward"], line["success"], line["error"]) == (1.0, True, None)
+
+
+def test_a_file_is_whole_or_as_it_was(paths, tmp_path):
+    output = tmp_path / "tokens.jsonl"
+    output.write_text("old\n")
+    tiny = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (300, 300))
+    done, _ = export(paths, f"--output={output}", preexec_fn=tiny)  # a full disk
+    assert (done.returncode, output.read_text()) == (2, "old\n")
+    assert "File too large" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "tokens.jsonl"}
+    done, _ = export(paths, f"--output={tmp_path / 'none' / 'x'}")
+    assert done.returncode == 2
+    assert f"there is no such directory: '{tmp_path / 'none'}'" in done.stderr
 
 
 def test_a_bad_file_is_told_and_left_where_it_is(paths):

@@ -1,20 +1,28 @@
 """The commands `run.score` and `run.import_records` as processes, from a dump to coefficients."""
 
 import json
+import resource
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from tests.lab import recordings
 
 
-def command(name, *arguments):
+def command(name, *arguments, **options):
     return subprocess.run(
         [sys.executable, "-m", f"jaxrl_single.run.{name}", *map(str, arguments)],
         capture_output=True,
         text=True,
+        **options,
     )
+
+
+def tiny_files():
+    """A full disk: no file of this process grows beyond 300 bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
 
 
 def test_a_dump_is_converted_and_scored_in_float64(tmp_path):
@@ -57,3 +65,23 @@ def test_a_bad_line_is_told_and_nothing_is_written(tmp_path):
         "it: the critic's value of the prefix before each action token\n"
     )
     assert not output.exists()
+
+
+@pytest.mark.parametrize("name", ["score", "score all", "import_records"])
+def test_an_output_is_whole_or_as_it_was(name, tmp_path):
+    dump, output = tmp_path / "dump.jsonl", tmp_path / "out.jsonl"
+    sample = {"completion_ids": [5] * 40, "env_reward": 1.0, "logprobs": [-1.0] * 40}
+    dump.write_text(json.dumps(sample) + "\n")
+    records = recordings.write(tmp_path / "in.jsonl", recordings.make_records())
+    output.write_text("old\n")
+    before = sorted(tmp_path.iterdir())
+    name, *arguments = {
+        "score": ("score", "--algorithm=sao", f"--input={records}"),
+        "score all": ("score", "--algorithm=all", f"--input={records}"),
+        "import_records": ("import_records", "--from=trl", f"--input={dump}"),
+    }[name]
+    done = command(name, *arguments, f"--output={output}", preexec_fn=tiny_files)
+    assert done.returncode == 2
+    assert "File too large" in done.stderr
+    assert output.read_text() == "old\n"
+    assert sorted(tmp_path.iterdir()) == before

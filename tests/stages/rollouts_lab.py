@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_single import store as store_lib
 from jaxrl_single import types
 from jaxrl_single.data import prompts, tickets
-from jaxrl_single.stages import rollouts
+from jaxrl_single.stages import rollouts, waiting
 from jaxrl_single.weights import filesystem
 
 RUN = "run"
@@ -63,7 +63,7 @@ class Worker:
 
     def check(self):
         if self.stopping:
-            raise rollouts.Stopped
+            raise waiting.Stopped
 
     def wait(self):
         while self.waiting and len(self.running) < self.slots:

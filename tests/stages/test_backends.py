@@ -5,9 +5,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import rollouts_lab as lab
 
-from jaxrl_single.stages import backends, rollouts
-from tests.stages import test_rollouts as lab
+from jaxrl_single.stages import backends, waiting
 
 QUEUED = 2  # tickets that a trainer has sent before it publishes
 
@@ -26,7 +26,7 @@ def make(directory, *, stopping=lambda: False, no_progress_s=60.0, stop_timeout_
         SimpleNamespace(
             make_env=Silent,
             language=SimpleNamespace(dialogue=lambda: None),
-            limits=SimpleNamespace(max_turns=1),
+            limits=SimpleNamespace(max_turns=1, env_s=None),
         ),
         made.store,
         lambda params, version: SimpleNamespace(load_weights=lambda version, params: None),
@@ -48,15 +48,15 @@ def after(seconds):
 
 def test_a_stop_ends_the_wait_for_episodes(tmp_path):
     made = make(tmp_path, stopping=after(0.3))
-    with pytest.raises(rollouts.Stopped) as stopped:
+    with pytest.raises(waiting.Stopped) as stopped:
         made.take(4, purpose="rl")
-    assert not isinstance(stopped.value, rollouts.StoppedInStep)
+    assert not isinstance(stopped.value, waiting.StoppedInStep)
     assert len(made.book.in_flight()) > 0, "a resume runs them again"
 
 
 def test_silence_for_too_long_is_an_error(tmp_path):
     made = make(tmp_path, no_progress_s=0.3)
-    with pytest.raises(rollouts.RolloutFailed, match=r"for 0 s \(trainer.no_progress_s\) while 16"):
+    with pytest.raises(waiting.RolloutFailed, match=r"for 0 s \(trainer.no_progress_s\) while 16"):
         made.take(4, purpose="rl")
 
 
@@ -65,6 +65,6 @@ def test_a_stop_lets_old_weights_finish_what_still_comes_but_not_for_ever(tmp_pa
     made = make(tmp_path, stopping=after(0.0), stop_timeout_s=0.5)
     made.top_up(purpose="rl", wanted=QUEUED)
     began = time.monotonic()
-    with pytest.raises(rollouts.StoppedInStep):
+    with pytest.raises(waiting.StoppedInStep):
         made.publish(lab.PARAMS, step=1)
     assert time.monotonic() - began >= 0.5

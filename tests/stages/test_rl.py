@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrl_single.stages import rl, rollouts
+from jaxrl_single.stages import rl, waiting
 
 NAN = math.nan
 BATCH = [SimpleNamespace(key="000001-0"), SimpleNamespace(key="000002-0")]
@@ -49,7 +49,7 @@ def test_what_no_number_of_the_step_shows_came_later():
 
 
 @pytest.mark.parametrize(
-    ("stopped", "saved"), [(rollouts.Stopped, [3]), (rollouts.StoppedInStep, [])]
+    ("stopped", "saved"), [(waiting.Stopped, [3]), (waiting.StoppedInStep, [])]
 )
 def test_a_stop_saves_whole_steps_only(monkeypatch, stopped, saved):
     """The state of before a step is gone within it: the step may reuse its memory."""

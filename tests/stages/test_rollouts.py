@@ -10,7 +10,7 @@ import rollouts_lab as lab
 
 from jaxrl_single import store as store_lib
 from jaxrl_single import types
-from jaxrl_single.stages import rollouts
+from jaxrl_single.stages import waiting
 from jaxrl_single.weights import filesystem
 
 
@@ -59,10 +59,10 @@ def test_admission_is_bounded_also_after_a_resume_at_a_high_version(tmp_path, ve
 
 def test_episodes_that_come_all_at_once_after_a_long_wait_are_progress(tmp_path):
     """The mode of one process plays all that is ordered within a single wait."""
-    made, worker = make(tmp_path, [task(i) for i in range(100)], no_progress_s=0.05)
+    made, worker = lab.make(tmp_path, [lab.task(i) for i in range(100)], no_progress_s=0.05)
     at_once = worker.wait
     worker.wait = lambda: (time.sleep(0.1), at_once())
-    made.publish(PARAMS, step=0)
+    made.publish(lab.PARAMS, step=0)
     assert len(made.take(4, purpose="rl").trajectories) == 4
 
 
@@ -189,9 +189,7 @@ def test_failures_in_a_row_stop_the_run_with_the_first_cause(tmp_path):
         tmp_path, [lab.task(i) for i in range(100)], worker=lambda s: lab.Worker(s, fails=fails)
     )
     made.publish(lab.PARAMS, step=0)
-    with pytest.raises(
-        rollouts.RolloutFailed, match=r"5 episodes failed in a row[\s\S]*cause of 0"
-    ):
+    with pytest.raises(waiting.RolloutFailed, match=r"5 episodes failed in a row[\s\S]*cause of 0"):
         made.take(4, purpose="rl")
 
 
@@ -199,7 +197,7 @@ def test_nothing_arriving_is_an_error_not_a_hang(tmp_path):
     made, worker = lab.make(tmp_path, [lab.task(i) for i in range(100)], no_progress_s=0.05)
     worker.wait = lambda: None
     made.publish(lab.PARAMS, step=0)
-    with pytest.raises(rollouts.RolloutFailed, match=r"no trajectory arrived.*16 tickets"):
+    with pytest.raises(waiting.RolloutFailed, match=r"no trajectory arrived.*16 tickets"):
         made.take(4, purpose="rl")
 
 
@@ -209,7 +207,7 @@ def test_a_stop_is_heard_although_nothing_is_missing(tmp_path):
     made.take(4, purpose="rl")
     assert made.queued() >= 4, "the next batch needs no waiting"
     worker.stopping = True
-    with pytest.raises(rollouts.Stopped):
+    with pytest.raises(waiting.Stopped):
         made.take(4, purpose="rl")
     assert made.queued() >= 4, "and what is ready stays for the checkpoint"
 

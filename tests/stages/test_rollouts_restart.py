@@ -7,7 +7,7 @@ import pytest
 import rollouts_lab as lab
 
 from jaxrl_single import types
-from jaxrl_single.stages import rl, rollouts
+from jaxrl_single.stages import rl, waiting
 from jaxrl_single.weights import filesystem
 
 
@@ -45,7 +45,7 @@ def test_what_failed_before_a_restart_is_tried_again(tmp_path):
     made.publish(lab.PARAMS, step=0)
     made.top_up(purpose="rl")
     keys, state = [ticket.key for ticket in made.book.in_flight()], made.state()
-    with pytest.raises(rollouts.RolloutFailed):
+    with pytest.raises(waiting.RolloutFailed):
         made.take(4, purpose="rl")
     for _ in range(2):  # the second time with nothing left to forgive
         again, worker = lab.make(tmp_path, tasks)

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from configs import common
-from jaxrl_single.stages import rollouts, warm_start
+from jaxrl_single.stages import waiting, warm_start
 from jaxrl_single.stages import world as world_lib
 
 
@@ -38,8 +38,8 @@ def test_they_come_in_their_order_and_with_signs_of_life(world):
 
 def test_a_stop_ends_them_although_the_environment_never_answers(world):
     def stopped():
-        raise rollouts.Stopped
+        raise waiting.Stopped
 
     silent = dataclasses.replace(world, make_env=Silent)
-    with pytest.raises(rollouts.Stopped):
+    with pytest.raises(waiting.Stopped):
         warm_start.demonstrations(silent, count=2, mistake_rate=0.0, seed=0, look=stopped)

@@ -1,6 +1,9 @@
 """The tasks of RL that the config makes, and how long their episodes may be."""
 
+import datetime
 import json
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -8,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import common
-from jaxrl_single import types
+from jaxrl_single import types, workdir
 from jaxrl_single.data import packing
 from jaxrl_single.stages import world as world_lib
 from tests import trajectory_maker
+
+CHAT = pathlib.Path(__file__).parent.parent / "data" / "golden" / "chat"
 
 
 def world(num_train_tasks, **env):
@@ -94,3 +99,19 @@ def test_demonstrations_bound_the_length_of_episodes_too():
     assert world_lib.make(config).limits.max_episode_tokens == 20  # 4 rows: 3 pieces at most
     config.warm_start.batch_size = 64
     assert world_lib.make(config).limits.max_episode_tokens == 10
+
+
+def test_every_day_of_a_run_shows_the_day_on_which_it_began(tmp_path):
+    shutil.copytree(CHAT, tmp_path / "chat")
+    template = "{{ strftime_now('%Y-%m-%d') }} {{ messages[-1].content }}"
+    (tmp_path / "chat" / "chat_template.jinja").write_text(template)
+    paths, _ = workdir.create(tmp_path / "run")
+    run = workdir.read_json(paths.run)
+    workdir.write_json(paths.run, run | {"started": 86399.0})  # the last second of 1 January 1970
+    config = common.base()
+    config.model.path = str(tmp_path / "chat")
+    made = world_lib.make(config, workdir.began(paths))
+    assert workdir.began(paths).date() == datetime.date(1970, 1, 1)
+    asked = made.language.dialogue().prompt("the cat")
+    assert made.text.decode(asked).startswith("1970-01-01")
+    assert made.text.render([{"role": "user", "content": "the cat"}]) == asked

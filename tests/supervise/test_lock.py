@@ -9,7 +9,7 @@ import time
 import programs
 import pytest
 
-from jaxrl_single import workdir
+from jaxrl_single import atomic, workdir
 from jaxrl_single.supervise import child, identity, lock
 
 
@@ -101,7 +101,7 @@ def test_what_a_dead_run_left_is_cleaned_and_told(paths):
         {"parent": {"pid": 999999}, "children": {"trainer": identity.describe(left.pid)}},
     )
     dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True).stdout.strip()
-    half = paths.root / f"{workdir._TEMPORARY}{dead}-0-status.json"
+    half = paths.root / f"{atomic.PREFIX}{dead}-0-status.json"
     half.write_text("{")
     paths.heartbeat("trainer").touch()
 

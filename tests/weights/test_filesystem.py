@@ -64,6 +64,25 @@ def test_sha256_sees_bytes_paths_shapes_and_dtypes_but_not_order():
         assert base.params_sha256(one) != base.params_sha256(other)
 
 
+def test_a_tensor_on_disk_is_hashed_in_few_parts(store, monkeypatch):
+    params = {
+        "tall": np.arange(960_000, dtype=np.float32).reshape(30_000, 32),
+        "empty": np.zeros((3, 0), np.float32),
+        "none": np.zeros((0, 3), np.float32),
+        "one": np.float32(2),
+    }
+    store.publish(1, params, metadata={})
+    opened, safe_open = [], filesystem.safetensors.safe_open
+    monkeypatch.setattr(
+        filesystem.safetensors, "safe_open", lambda *a, **k: opened.append(a) or safe_open(*a, **k)
+    )
+    tensors = store.open(1)
+    assert len(opened) < 20  # of 3.8 MB
+    assert {path: one.sha256() for path, one in tensors.items()} == {
+        path: base.tensor_sha256(np.asarray(array)) for path, array in params.items()
+    }
+
+
 @pytest.mark.parametrize("key", ["a/b", "", 3])
 def test_a_key_that_is_no_path_element_is_an_error(key):
     with pytest.raises(ValueError, match="keys are non-empty strings"):

@@ -126,9 +126,9 @@ class Pool:
         return await self._checked(self._start())
 
     async def _checked(self, process: _Process) -> _Process:
-        """A process that is ready; it is ended if it is not."""
-        self._fill()
+        """A process that is ready; it is ended if it is not, or if no spare can be started."""
         try:
+            self._fill()
             await process.ready()
         except BaseException:
             await process.end()

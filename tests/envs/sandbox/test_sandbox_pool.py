@@ -231,6 +231,19 @@ def test_what_cannot_be_started_is_a_fault_of_the_machine(interpreters, monkeypa
         sandbox_lab.run_one(interpreters, "1")
 
 
+def test_a_spare_ends_if_no_other_can_be_started(interpreters, monkeypatch):
+    def refused(number, sock):
+        raise OSError("too many open files")
+
+    sandbox_lab.run_one(interpreters, "1")
+    spares = list(interpreters._spares)
+    monkeypatch.setattr(interpreters._spawner, "start", refused)
+    with pytest.raises(pool.SandboxError, match="too many open files"):
+        sandbox_lab.run_one(interpreters, "1")
+    assert spares
+    assert [spare._sock.fileno() for spare in spares] == [-1] * len(spares)
+
+
 def test_without_isolation_only_if_told_so(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(isolation, "_failure", lambda name: "not here")
     with pytest.raises(isolation.NoIsolation, match=r"bubblewrap: not here.*env.sandbox=none"):
