@@ -91,7 +91,15 @@ def generate(
     output = pathlib.Path(output)
     date = resumable.earlier_setting(output, "date", datetime.date.today().isoformat())
     source = _Source.open(model, prompts, sampling, dtype, date)
-    resumable.claim(output, source.settings())
+    with resumable.claimed(output, source.settings()):
+        return _complete(output, source, num_slots, report)
+
+
+def _complete(
+    output: pathlib.Path, source: _Source, num_slots: int, report: resumable.Report
+) -> dict[str, float]:
+    """Adds the answers that are missing and puts all in order; returns as `generate`."""
+    sampling = source.sampling
     total = len(source.prompts) * sampling.n
     done = {(line["index"], line["sample"]) for line in workdir.read_jsonl(output)}
     missing = [

@@ -76,8 +76,19 @@ def score(
     if checkpoint.is_critic:
         raise ValueError(f"{checkpoint.path} is a critic, which gives no log-probs")
     given = token_lines.read(lines, vocab_size=checkpoint.config.vocab_size)
-    resumable.claim(output, _settings(checkpoint, given))
-    _note_long(given, checkpoint.description.context_length, note)
+    with resumable.claimed(output, _settings(checkpoint, given)):
+        _note_long(given, checkpoint.description.context_length, note)
+        return _complete(output, checkpoint, given, chunk, report)
+
+
+def _complete(
+    output: pathlib.Path,
+    checkpoint: pretrained.Pretrained,
+    given: Sequence[token_lines.Line],
+    chunk: int,
+    report: resumable.Report,
+) -> dict[str, float]:
+    """Adds the lines that are missing; returns as `score`."""
     # Lines are finished in order, so what is there is the beginning.
     missing = given[len(workdir.read_jsonl(output)) :]
     total, left = (sum(len(line.tokens) for line in some) for some in (given, missing))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxrl_single import workdir
@@ -18,22 +21,45 @@ class SettingsConflict(ValueError):
     """The output belongs to a run with other settings; the message says which."""
 
 
-def claim(output: pathlib.Path, settings: dict[str, Any]) -> None:
-    """Notes the settings beside a new output.
+class InUse(ValueError):
+    """Another process is writing the output."""
+
+
+@contextlib.contextmanager
+def claimed(output: pathlib.Path, settings: dict[str, Any]) -> Iterator[None]:
+    """While an output is written: by one process, with the settings that are noted beside it.
 
     Raises:
       SettingsConflict: the output exists and was made with others.
+      InUse: another process is writing it.
       workdir.CannotWrite: the directory is not writable.
     """
     path = _beside(output)
-    if not output.exists():
-        workdir.write_json(path, settings)
-        return
-    earlier = workdir.read_json(path)
-    if earlier is None:
+    if output.exists() and not path.exists():
         raise SettingsConflict(
             f"{output} exists, and no {path.name} says how it was made; choose another output"
         )
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise workdir.CannotWrite(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(
+                f"another process is writing {output}; wait for it or choose another output"
+            ) from None
+        if output.exists():
+            _check(output, workdir.read_json(path), settings)
+        else:
+            file.truncate(0)
+            file.write(json.dumps(settings) + "\n")
+            file.flush()
+        yield
+
+
+def _check(output: pathlib.Path, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
     odd = [
         f"{name} was {earlier.get(name)!r}, now {settings.get(name)!r}"
         for name in sorted({*earlier, *settings})

@@ -38,7 +38,7 @@ class OpenAiRoutes:
         """To be added to an application."""
         return [
             web.get("/v1/models", self._models),
-            web.get("/v1/models/{model}", self._model),
+            web.get("/v1/models/{model:.+}", self._model),
             web.post("/v1/completions", self._completions),
             web.post("/v1/chat/completions", self._chat),
         ]

@@ -51,11 +51,14 @@ def joined(lists) -> list:
     return list(itertools.chain.from_iterable(lists))
 
 
-def test_the_model_is_listed(client):
+def test_the_model_is_listed(service, client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="'tiny'"):
         client.models.retrieve("gpt-4")
+    # Models are often named by a path.
+    status, answer = service.get("/v1/models/models/tiny")
+    assert (status, answer["error"]["message"].count("'models/tiny'")) == (404, 1)
 
 
 def test_an_answer_is_what_the_engine_sampled(service, client):
