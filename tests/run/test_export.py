@@ -1,15 +1,14 @@
 """`python -m jaxrl_single.run.export`: the store as JSON lines."""
 
-import functools
 import json
 import math
-import resource
 import subprocess
 import sys
 
 import pytest
 
 from jaxrl_single import store, workdir
+from tests import full_disk
 from tests.trajectory_maker import make_error, make_trajectory, recorded_rows, routing
 
 
@@ -24,13 +23,9 @@ def paths(tmp_path):
     return paths
 
 
-def export(paths, *arguments, **options):
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_single.run.export", str(paths.root), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        **options,
-    )
+def export(paths, *arguments, python=(sys.executable, "-m", "jaxrl_single.run.export")):
+    words = [*python, paths.root, *arguments]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
     lines = [json.loads(line, parse_constant=pytest.fail) for line in done.stdout.splitlines()]
     return done, lines
 
@@ -72,8 +67,8 @@ def test_messages_of_eval_into_a_file(paths, tmp_path):
 def test_a_file_is_whole_or_as_it_was(paths, tmp_path):
     output = tmp_path / "tokens.jsonl"
     output.write_text("old\n")
-    tiny = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (300, 300))
-    done, _ = export(paths, f"--output={output}", preexec_fn=tiny)  # a full disk
+    full = full_disk.python("jaxrl_single.run.export")
+    done, _ = export(paths, f"--output={output}", python=full)
     assert (done.returncode, output.read_text()) == (2, "old\n")
     assert "File too large" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"run", "tokens.jsonl"}

@@ -1,28 +1,20 @@
 """The commands `run.score` and `run.import_records` as processes, from a dump to coefficients."""
 
 import json
-import resource
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests import full_disk
 from tests.lab import recordings
 
 
-def command(name, *arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", f"jaxrl_single.run.{name}", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        **options,
-    )
-
-
-def tiny_files():
-    """A full disk: no file of this process grows beyond 300 bytes."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+def command(name, *arguments, disk_is_full=False):
+    module = f"jaxrl_single.run.{name}"
+    python = full_disk.python(module) if disk_is_full else [sys.executable, "-m", module]
+    return subprocess.run([*python, *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_a_dump_is_converted_and_scored_in_float64(tmp_path):
@@ -80,7 +72,7 @@ def test_an_output_is_whole_or_as_it_was(name, tmp_path):
         "score all": ("score", "--algorithm=all", f"--input={records}"),
         "import_records": ("import_records", "--from=trl", f"--input={dump}"),
     }[name]
-    done = command(name, *arguments, f"--output={output}", preexec_fn=tiny_files)
+    done = command(name, *arguments, f"--output={output}", disk_is_full=True)
     assert done.returncode == 2
     assert "File too large" in done.stderr
     assert output.read_text() == "old\n"

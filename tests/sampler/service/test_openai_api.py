@@ -101,7 +101,11 @@ def test_choices_have_one_seed_and_sessions_of_their_own():
     assert [request.ticket for request in requests] == [0, 1, 0, 1]
     assert {request.seed for request in requests} == {7}
     assert len({request.session for request in requests + call.requests()}) == 8
-    assert completion().seed != completion().seed
+    unseeded = completion(prompt=[[4], [4]], n=2)
+    first, second = (unseeded.requests()[at : at + 2] for at in (0, 2))
+    assert [request.ticket for request in first] == [0, 1]
+    assert len({request.seed for request in first}) == 1
+    assert len({request.seed for request in first + second}) == 2
 
 
 def test_messages_become_what_templates_read():
