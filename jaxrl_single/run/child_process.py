@@ -11,7 +11,9 @@ from typing import Any
 
 import ml_collections
 
+from configs import common
 from jaxrl_single import workdir
+from jaxrl_single.run import command_line
 from jaxrl_single.stages import waiting
 from jaxrl_single.supervise import child
 
@@ -22,21 +24,24 @@ _FOR_PEOPLE = (workdir.CannotWrite, workdir.BrokenFile)
 def run(
     name: str, root: str, body: Body, *, for_people: tuple[type[Exception], ...] = _FOR_PEOPLE
 ) -> None:
-    """Runs a process of the run in `root`; exits with 0 when done or stopped, else with 1."""
+    """Runs a process of the run in `root`.
+
+    Exits with 0 when done or stopped, with 2 when there is no run, else with 1.
+    """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax tells its whole life at INFO
     paths = workdir.Workdir(root)
+    try:
+        workdir.run_id_of(paths)
+        config = load_config(paths)
+    except workdir.BrokenFile as error:  # nothing is made where there is no run
+        sys.exit(command_line.refuse(str(error)))
     heartbeat = child.start(paths, name)
     stopping = child.stop_on_signals()
     code = guarded(
-        body,
-        load_config(paths),
-        paths,
-        for_people=for_people,
-        stopping=stopping,
-        beat=heartbeat.beat,
+        body, config, paths, for_people=for_people, stopping=stopping, beat=heartbeat.beat
     )
     sys.exit(code)
 
@@ -74,15 +79,28 @@ def cache_env() -> dict[str, str]:
 def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:
     """The config of the workdir; JSON has no tuples, so lists are read as such.
 
+    A field that is younger than the run has its default.
+
     Raises:
-      workdir.BrokenFile: there is none, or it is no JSON.
+      workdir.BrokenFile: there is none, or it is not a config in JSON.
     """
     found = workdir.read_json(paths.config)
     if found is None:
         raise workdir.BrokenFile(f"{paths.root} holds no config yet: config.json is missing")
-    config = ml_collections.ConfigDict(_with_tuples(found))
-    config.lock()
-    return config
+    config = common.base()
+    if not isinstance(found, dict) or not set(config) <= set(found):
+        raise workdir.BrokenFile(
+            f"{paths.config} is not the config of a run: it lacks "
+            f"{', '.join(sorted(set(config) - set(found or ())))}; start the run again with "
+            "--config to write it anew"
+        )
+    saved = ml_collections.ConfigDict(_with_tuples(found))
+    for name, section in config.items():
+        if isinstance(section, ml_collections.ConfigDict) and name != "algorithm":
+            for field in set(section) - set(saved[name]):
+                saved[name][field] = section[field]
+    saved.lock()
+    return saved
 
 
 def _with_tuples(value: Any) -> Any:

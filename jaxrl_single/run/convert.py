@@ -25,7 +25,7 @@ from jaxrl_single import workdir
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import hf, hf_names, pretrained
 from jaxrl_single.report import bar
-from jaxrl_single.run import child_process
+from jaxrl_single.run import child_process, command_line
 from jaxrl_single.weights import base
 
 Report = Callable[[int, int, str], None]
@@ -41,14 +41,14 @@ def main() -> int:
     parser.add_argument("--version", type=int, help="of a run; default: the newest")
     parser.add_argument("--critic", action="store_true", help="of a run, instead of its policy")
     args = vars(parser.parse_args())
-    try:
+    source, target = args.pop("source"), args.pop("to")
+
+    def work() -> None:
         with bar.Bar("tensors", sys.stderr) as shown:
-            what = convert(args.pop("source"), args.pop("to"), report=shown.show, **args)
-    except (ValueError, OSError, workdir.CannotWrite, base.InvalidWeights) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(what)
-    return 0
+            what = convert(source, target, report=shown.show, **args)
+        print(what)
+
+    return command_line.tool(work, for_people=(base.InvalidWeights,))
 
 
 def convert(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from jaxrl_single import atomic, store, types, workdir
+from jaxrl_single.run import command_line
 
 FORMS = {"tokens": store.to_tokens, "messages": store.to_messages}
 
@@ -27,14 +28,14 @@ def main() -> int:
     parser.add_argument("--split", choices=types.SPLITS, default="train")
     parser.add_argument("--output", default="-", help="a file; - is standard output")
     args = parser.parse_args()
-    try:
-        paths = workdir.Workdir(args.workdir)
-        run_id = workdir.run_id_of(paths)
-        with _opened(args.output) as output:
-            skipped = export(paths, run_id, args.split, FORMS[args.form], output)
-    except (workdir.BrokenFile, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command_line.tool(lambda: _export(args))
+
+
+def _export(args: argparse.Namespace) -> int:
+    paths = workdir.Workdir(args.workdir)
+    run_id = workdir.run_id_of(paths)
+    with _opened(args.output) as output:
+        skipped = export(paths, run_id, args.split, FORMS[args.form], output)
     return 1 if skipped else 0
 
 

@@ -15,23 +15,23 @@ import sys
 
 from jaxrl_single import atomic
 from jaxrl_single.lab import dumps
+from jaxrl_single.run import command_line
 
 
 def main() -> int:
     args = _parser().parse_args()
+    return command_line.tool(lambda: _import(args))
+
+
+def _import(args: argparse.Namespace) -> None:
     try:
         records = list(_records(args))
-        if args.fields:
-            dumps.add_fields(records, args.fields)
-        with (
-            atomic.replacing(args.output) as writing,
-            open(writing, "w", encoding="utf-8") as output,
-        ):
-            output.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
-    except (ValueError, OSError) as error:
-        print(f"error: {args.input}, {error}", file=sys.stderr)
-        return 2
-    return 0
+    except ValueError as error:
+        raise ValueError(f"{args.input}, {error}") from error
+    if args.fields:
+        dumps.add_fields(records, args.fields)
+    with atomic.replacing(args.output) as writing, open(writing, "w", encoding="utf-8") as output:
+        output.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
 
 
 def _records(args: argparse.Namespace):

@@ -10,6 +10,7 @@ import sys
 
 from jaxrl_single import workdir
 from jaxrl_single.report import inspect
+from jaxrl_single.run import command_line
 
 
 def main() -> int:
@@ -17,13 +18,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workdir", metavar="WORKDIR")
-    try:
-        found = inspect.inspect(workdir.Workdir(parser.parse_args().workdir))
-    except (workdir.BrokenFile, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(found, indent=2))
-    return 0
+    paths = workdir.Workdir(parser.parse_args().workdir)
+    return command_line.tool(lambda: print(json.dumps(inspect.inspect(paths), indent=2)))
 
 
 if __name__ == "__main__":

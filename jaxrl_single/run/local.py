@@ -6,10 +6,10 @@ Run it again to continue; `--dry_run` shows what it would do.
 
 import sys
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_single.run import launch
+from jaxrl_single.run import command_line, launch
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "file with get_config(arg); fields: --config.SECTION.FIELD=VALUE"
@@ -19,8 +19,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "print config, parameter groups a
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}; see --help")
+    del argv
     if _DRY_RUN.value:
         sys.exit(launch.dry_run(_CONFIG.value))
     sys.exit(launch.run(_CONFIG.value, _WORKDIR.value))
@@ -28,4 +27,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    command_line.run(main)

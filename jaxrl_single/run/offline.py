@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_single import workdir
 from jaxrl_single.models import config
+from jaxrl_single.run import command_line
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -25,13 +24,4 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def run(work: Callable[[], dict[str, Any]]) -> int:
     """Prints what `work` returns as a line of JSON; returns the exit code: 0, 2 or 130."""
-    try:
-        summary = work()
-    except (ValueError, OSError, workdir.CannotWrite) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
-    print(json.dumps(summary))
-    return 0
+    return command_line.tool(lambda: print(json.dumps(work())))

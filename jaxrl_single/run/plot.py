@@ -11,8 +11,9 @@ import argparse
 import pathlib
 import sys
 
-from jaxrl_single import atomic, workdir
+from jaxrl_single import atomic
 from jaxrl_single.report import plot
+from jaxrl_single.run import command_line
 
 
 def main() -> int:
@@ -28,20 +29,16 @@ def main() -> int:
     )
     parser.add_argument("--smooth", type=int, default=10, help="steps in the mean of a line")
     arguments = parser.parse_args()
+    return command_line.tool(lambda: _plot(arguments), for_people=(plot.CannotPlot,))
+
+
+def _plot(arguments: argparse.Namespace) -> None:
     metrics = tuple(filter(None, arguments.metrics.split(",")))
-    try:
-        figure = plot.draw(arguments.workdirs, metrics=metrics, smooth=arguments.smooth)
-        with atomic.replacing(arguments.output) as writing:
-            form = arguments.output.suffix.removeprefix(".") or "png"
-            figure.savefig(writing, dpi=120, format=form)
-    except ModuleNotFoundError as error:
-        print(f'error: no module {error.name!r}; pip install -e ".[plot]"', file=sys.stderr)
-        return 2
-    except (plot.CannotPlot, workdir.BrokenFile, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    figure = plot.draw(arguments.workdirs, metrics=metrics, smooth=arguments.smooth)
+    with atomic.replacing(arguments.output) as writing:
+        form = arguments.output.suffix.removeprefix(".") or "png"
+        figure.savefig(writing, dpi=120, format=form)
     print(arguments.output)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The rollout as a process of its own; `run.local` starts it. Reads WORKDIR/config.json."""
 
-from absl import app, flags
+from absl import flags
 
-from jaxrl_single.run import child_process
+from jaxrl_single.run import child_process, command_line
 from jaxrl_single.stages import rollout_process
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run", required=True)
@@ -14,4 +14,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

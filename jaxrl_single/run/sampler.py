@@ -11,10 +11,10 @@ differ.
 import functools
 import sys
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_single.run import child_process, lone_sampler
+from jaxrl_single.run import child_process, command_line, lone_sampler
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run", required=True)
 _CONFIG = config_flags.DEFINE_config_file("config", None, "file with get_config(arg)")
@@ -22,8 +22,7 @@ _NAME = flags.DEFINE_string("name", "", "of the process, when a supervisor start
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}; see --help")
+    del argv
     if not _NAME.value:
         sys.exit(lone_sampler.run(_CONFIG.value, _WORKDIR.value))
     from jaxrl_single.stages import sampler_process  # imports jax
@@ -33,4 +32,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -16,25 +16,27 @@ import jax
 
 from jaxrl_single.algorithms import table
 from jaxrl_single.lab import compare, records, score
+from jaxrl_single.run import command_line
 
 
 def main() -> int:
     args = _parser().parse_args()
     if args.x64:
         jax.config.update("jax_enable_x64", True)
+    return command_line.tool(lambda: _score(args))
+
+
+def _score(args: argparse.Namespace) -> None:
+    overrides = score.parse_settings(args.set)
     try:
-        overrides = score.parse_settings(args.set)
         if args.algorithm == "all":
             print(compare.compare_file(args.input, args.output, overrides))
         elif args.output is None:
             raise ValueError("--output is missing; only --algorithm=all does without")
         else:
             score.score_file(table.get(args.algorithm, overrides), args.input, args.output)
-    except (ValueError, OSError) as error:
-        where = f"{args.input}, " if isinstance(error, records.BadRecord) else ""
-        print(f"error: {where}{error}", file=sys.stderr)
-        return 2
-    return 0
+    except records.BadRecord as error:
+        raise ValueError(f"{args.input}, {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from absl import app
-
 from jaxrl_single.algorithms import parts, table
 from jaxrl_single.algorithms import row as row_lib
+from jaxrl_single.run import command_line
 
 _HEADER = ("name", "advantage", "keep rule", "objective", "reduction", "needs", "paper")
 _RULE = "|" + "---|" * len(_HEADER)
@@ -48,10 +47,9 @@ def _name(known: Mapping[str, parts.Part], part: parts.Part) -> str:
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unknown arguments {argv[1:]}; there are none")
+    del argv
     print(markdown())
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)
