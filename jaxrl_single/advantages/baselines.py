@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.ops import masked
+from jaxrl_single.ops import grouping, masked
 
 
 def reward_only(reward: jax.Array, valid: jax.Array) -> jax.Array:
@@ -80,8 +80,9 @@ def group_mean(reward: jax.Array, group: jax.Array, valid: jax.Array) -> jax.Arr
       group: i32 [N], trajectories of the same task share a number.
       valid: bool [N].
     """
-    differences, size = _sum_of_differences(reward, group, valid)
-    return jax.lax.stop_gradient(differences / jnp.maximum(size, 1.0))
+    chex.assert_rank([reward, group, valid], 1)
+    labels, _ = grouping.label((group,), valid)
+    return jax.lax.stop_gradient(grouping.centred(reward, labels, valid))
 
 
 def leave_one_out(reward: jax.Array, group: jax.Array, valid: jax.Array) -> jax.Array:
@@ -96,8 +97,9 @@ def leave_one_out(reward: jax.Array, group: jax.Array, valid: jax.Array) -> jax.
       group: i32 [N], trajectories of the same task share a number.
       valid: bool [N].
     """
-    differences, size = _sum_of_differences(reward, group, valid)
-    return jax.lax.stop_gradient(differences / jnp.maximum(size - 1.0, 1.0))
+    chex.assert_rank([reward, group, valid], 1)
+    labels, _ = grouping.label((group,), valid)
+    return jax.lax.stop_gradient(grouping.against_others(reward, labels, valid))
 
 
 def group_normalised(
@@ -115,28 +117,5 @@ def group_normalised(
       eps: >= 0, added to the standard deviation.
     """
     chex.assert_rank([reward, group, valid], 1)
-    reward = masked.clean(reward, valid)
-    same = (group[:, None] == group[None, :]) & valid[:, None] & valid[None, :]
-    size = jnp.maximum(jnp.sum(same, axis=1, dtype=jnp.float32), 1.0)
-    member = jnp.where(same, reward[None, :], reward[:, None])
-    constant = jnp.min(member, axis=1) == jnp.max(member, axis=1)
-    centred = reward - jnp.sum(jnp.where(same, reward[None, :], 0.0), axis=1) / size
-    square = jnp.where(same, jnp.square(centred)[None, :], 0.0)
-    std = jnp.sqrt(jnp.sum(square, axis=1) / size)
-    zero = constant | ~valid
-    advantages = jnp.where(zero, 0.0, centred / jnp.where(zero, 1.0, std + eps))
-    return jax.lax.stop_gradient(advantages)
-
-
-def _sum_of_differences(
-    reward: jax.Array, group: jax.Array, valid: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Sum over its group of R_i - R_j, and the size of the group; both [N].
-
-    Differences of equal numbers are exactly 0, which R_i - mean is not.
-    """
-    chex.assert_rank([reward, group, valid], 1)
-    reward = masked.clean(reward, valid)
-    same = (group[:, None] == group[None, :]) & valid[:, None] & valid[None, :]
-    differences = jnp.where(same, reward[:, None] - reward[None, :], 0.0)
-    return jnp.sum(differences, axis=1), jnp.sum(same, axis=1, dtype=jnp.float32)
+    labels, _ = grouping.label((group,), valid)
+    return jax.lax.stop_gradient(grouping.normalised(reward, labels, valid, eps=eps))

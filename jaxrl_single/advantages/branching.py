@@ -15,7 +15,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.ops import masked, segments
+from jaxrl_single.ops import grouping, masked, segments
 
 
 def branching(
@@ -52,11 +52,8 @@ def branching(
     backbone = valid & (parent < 0)
     first = masked.clean(reward - masked.mean(reward, backbone), backbone)
 
-    trajectory, index = trajectory_index.reshape(-1, 1), token_index.reshape(-1, 1)
-    applies = (trajectory == owner[None, :]) & (index >= place[None, :])
-    # XLA fuses this into the reduction, so [tokens, 2N] is never stored.
-    latest = jnp.max(jnp.where(applies, jnp.arange(owner.size)[None, :], -1), axis=1)
-    latest = latest.reshape(action_mask.shape)
+    stream = (trajectory_index.reshape(-1), token_index.reshape(-1))
+    latest = _latest(owner, place, *stream).reshape(action_mask.shape)
     before = segments.spread(first, trajectory_index)
     advantages = jnp.where(latest >= 0, advantage[jnp.maximum(latest, 0)], before)
     return jax.lax.stop_gradient(masked.clean(advantages, action_mask & (trajectory_index >= 0)))
@@ -65,7 +62,7 @@ def branching(
 def _branch_points(
     reward: jax.Array, valid: jax.Array, parent: jax.Array, fork_index: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """From which token on which trajectory gets which advantage, in the order of the tokens.
+    """From which token on which trajectory gets which advantage.
 
     Each child gives two entries: its own, and its parent's at the same branch point (equal for all
     children of the point).
@@ -76,32 +73,37 @@ def _branch_points(
       advantage: [2N].
     """
     is_child = valid & (parent >= 0)
-    brothers = is_child[:, None] & is_child[None, :]
-    brothers &= parent[:, None] == parent[None, :]
-    brothers &= fork_index[:, None] == fork_index[None, :]
-    is_parent = is_child[:, None] & valid[None, :]
-    is_parent &= parent[:, None] == jnp.arange(parent.size)[None, :]
-    parent_reward = jnp.sum(jnp.where(is_parent, reward[None, :], 0.0), axis=1)
-
-    own, num_others = _against(
-        reward, reward, (brothers | is_parent) & ~jnp.eye(parent.size, dtype=bool)
-    )
-    of_parent, _ = _against(parent_reward, reward, brothers)
-    has_others, has_parent = num_others > 0, jnp.any(is_parent, axis=1)
+    origin = jnp.maximum(parent, 0)
+    point, first = grouping.label((parent, fork_index), is_child)
+    parent_counts = first & valid[origin]  # once a branch point, however many its children
+    siblings = jnp.concatenate([reward, reward[origin]])
+    points, counts = jnp.tile(point, 2), jnp.concatenate([is_child, parent_counts])
+    advantage = grouping.against_others(siblings, points, counts)
+    own, of_parent = jnp.split(advantage, 2)
+    of_parent = jax.ops.segment_sum(of_parent, point, point.size)[point]
+    size = jax.ops.segment_sum(masked.as_float(counts), points, point.size)[point]
+    has_parent = is_child & valid[origin]
     number = jnp.arange(parent.size)
     owner = jnp.concatenate(
-        [jnp.where(is_child & has_others, number, -2), jnp.where(has_parent, parent, -2)]
+        [jnp.where(is_child & (size > 1), number, -2), jnp.where(has_parent, parent, -2)]
     )
-    # At one place a trajectory's own children count for more than its birth: they come later.
-    order = jnp.argsort(jnp.tile(fork_index, 2), stable=True)
-    advantage = jnp.concatenate([own, of_parent])
-    return owner[order], jnp.tile(fork_index, 2)[order], advantage[order]
+    return owner, jnp.tile(fork_index, 2), jnp.concatenate([own, of_parent])
 
 
-def _against(
-    reward: jax.Array, others: jax.Array, compared: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Mean over the compared j of reward_i - others_j, exactly 0 if all are equal; and how many."""
-    count = jnp.sum(compared, axis=1, dtype=jnp.float32)
-    differences = jnp.where(compared, reward[:, None] - others[None, :], 0.0)
-    return jnp.sum(differences, axis=1) / jnp.maximum(count, 1.0), count
+def _latest(
+    owner: jax.Array, place: jax.Array, trajectory_index: jax.Array, token_index: jax.Array
+) -> jax.Array:
+    """For each token the latest entry [2N] of its trajectory at or before it, i32 [T]; -1 if none.
+
+    At one place the later entry counts: a trajectory's own children come after its birth.
+    """
+    num_entries, num_tokens = owner.size, trajectory_index.size
+    # Tokens come after all entries of their place.
+    entry = jnp.arange(num_entries + num_tokens, dtype=jnp.int32)
+    owners = jnp.concatenate([owner, trajectory_index])
+    order = jnp.lexsort((entry, jnp.concatenate([place, token_index]), owners))
+    owners, entry = owners[order], entry[order]
+    last = jax.lax.cummax(jnp.where(entry < num_entries, jnp.arange(entry.size), -1))
+    same = (last >= 0) & (owners[jnp.maximum(last, 0)] == owners)
+    found = jnp.where(same, entry[jnp.maximum(last, 0)], -1)
+    return jnp.zeros(entry.size, jnp.int32).at[order].set(found)[num_entries:]

@@ -14,9 +14,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.advantages import baselines, grouping, skip_obs_gae
+from jaxrl_single.advantages import baselines, skip_obs_gae
 from jaxrl_single.advantages import turns as turns_lib
-from jaxrl_single.ops import segments
+from jaxrl_single.ops import grouping, segments
 
 
 def gigrpo(

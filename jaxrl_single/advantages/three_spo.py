@@ -21,9 +21,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.advantages import grouping
 from jaxrl_single.advantages import turns as turns_lib
-from jaxrl_single.ops import masked, segments
+from jaxrl_single.ops import grouping, masked, segments
 
 State = dict[str, jax.Array]
 RATE_EPS = 1e-6

@@ -13,7 +13,7 @@ from jaxrl_single.ops import reduce
 RATIO_REFERENCES = ("rollout", "proximal")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # by identity, so that jit takes it as static
 class Algorithm:
     """One row.
 

@@ -7,13 +7,17 @@ message for people.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jaxrl_single import types
+
+# Squares of such numbers, summed over any batch, still fit in float32; beyond, standard deviations
+# become infinite and every coefficient 0.
+MAX_MAGNITUDE = 1e15
+_BOUNDED = f"a number from -{MAX_MAGNITUDE:g} to {MAX_MAGNITUDE:g}"
 
 
 def mask(value: Any) -> np.ndarray:
@@ -39,7 +43,7 @@ def _tokens(name: str, value: Any, mask: np.ndarray, *, allowed: str, good: Call
 
 
 def _any_number(name: str, value: Any, mask: np.ndarray) -> np.ndarray:
-    return _tokens(name, value, mask, allowed="a finite number", good=np.isfinite)
+    return _tokens(name, value, mask, allowed=_BOUNDED, good=lambda x: np.abs(x) <= MAX_MAGNITUDE)
 
 
 def _logprobs(name: str, value: Any, mask: np.ndarray) -> np.ndarray:
@@ -73,9 +77,11 @@ def _turn_ids(name: str, value: Any, mask: np.ndarray) -> np.ndarray:
 
 def _reward_list(name: str, value: Any, mask: np.ndarray) -> np.ndarray:
     """Kept off the mask too: it is folded onto the actions once all fields are known."""
-    array = np.nan_to_num(_numbers(name, value, len(mask), "token"), posinf=np.inf, neginf=-np.inf)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} must be finite numbers; null and NaN mean 0")
+    array = _numbers(name, value, len(mask), "token")
+    array = np.where([entry is None for entry in value], 0.0, array)
+    bad = np.flatnonzero(~(np.abs(array) <= MAX_MAGNITUDE))
+    if len(bad):
+        raise ValueError(f"{name}[{bad[0]}] is {short(value[bad[0]])}, expected {_BOUNDED} or null")
     return array
 
 
@@ -102,8 +108,8 @@ def _rows(name: str, value: Any, mask: np.ndarray) -> np.ndarray:
 
 def _number(name: str, value: Any, mask: np.ndarray) -> float:
     del mask
-    if not _is_number(value) or not math.isfinite(value):
-        raise ValueError(f"{name} is {short(value)}, expected a finite number")
+    if not _is_number(value) or not abs(value) <= MAX_MAGNITUDE:
+        raise ValueError(f"{name} is {short(value)}, expected {_BOUNDED}")
     return float(value)
 
 

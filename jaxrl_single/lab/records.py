@@ -32,7 +32,8 @@ Where the algorithm reads them:
   turn_ids [T]           0, 1, ... never falling. Default: a turn begins with each run of actions
   state_key [turns]      any JSON value per turn: the environment's state in which it was taken
   parent_id              the `id` from which it was forked; null for one that was not
-  fork_index             its first own token, counted from 0
+  fork_index             its first own token, counted from 0. What comes before is a copy of the
+                         parent's tokens: context here, trained and counted with the parent alone
   gold_logprobs [boundaries]   mean log-prob of the right answer, at the prompt and after each
                          turn that brought a result
   aux_policy_logprobs, aux_rollout_logprobs [T][M]     of M further draws of the sampler
@@ -98,9 +99,7 @@ class Record:
         """turn_ids [T]; by default each run of action tokens ends a turn."""
         if "turn_ids" in self.fields:
             return self.fields["turn_ids"]
-        mask = self.fields["action_mask"]
-        starts = mask & ~np.append(False, mask[:-1])
-        return np.cumsum(starts) - mask
+        return _turns(self.fields["action_mask"])
 
 
 def read(path: os.PathLike[str] | str) -> list[Record]:
@@ -149,14 +148,33 @@ def parse(line: int, data: Any) -> Record:
             raise BadRecord(line, f"{name} is missing; every trajectory needs {', '.join(ALWAYS)}")
     fields: dict[str, Any] = {}
     try:
-        fields["action_mask"] = fields_lib.mask(given["action_mask"])
+        sampled = fields_lib.mask(given["action_mask"])
+        own = sampled & (np.arange(len(sampled)) >= _fork_index(given, sampled))
         for name, value in given.items():
-            fields[name] = fields_lib.READERS[name](name, value, fields["action_mask"])
+            fields[name] = fields_lib.READERS[name](name, value, own)
+        fields["action_mask"] = own
+        if "parent_id" in given:
+            fields.setdefault("turn_ids", _turns(sampled))
         _check_rows(fields)
-        fields["reward"], fields["rewards"] = _rewards(fields)
+        fields["reward"], fields["rewards"] = _rewards(fields, sampled)
     except (ValueError, OverflowError) as error:
         raise BadRecord(line, str(error)) from None
     return Record(line, fields)
+
+
+def _turns(mask: np.ndarray) -> np.ndarray:
+    """turn_ids [T] where each run of action tokens ends a turn."""
+    starts = mask & ~np.append(False, mask[:-1])
+    return np.cumsum(starts) - mask
+
+
+def _fork_index(given: Mapping[str, Any], mask: np.ndarray) -> int:
+    """The first own token; all are its own where nothing was forked."""
+    if "parent_id" not in given:
+        return 0
+    if "fork_index" not in given:
+        raise ValueError("fork_index is missing; a line with a parent_id says its first own token")
+    return fields_lib.READERS["fork_index"]("fork_index", given["fork_index"], mask)
 
 
 def _check_rows(fields: dict[str, Any]) -> None:
@@ -186,19 +204,19 @@ def _rows(name: str, array: np.ndarray, mask: np.ndarray, impossible: np.ndarray
     return np.where(impossible & np.isnan(array), -np.inf, array)
 
 
-def _rewards(fields: dict[str, Any]) -> tuple[float, np.ndarray]:
-    """The reward of the trajectory, and where it lies."""
+def _rewards(fields: dict[str, Any], sampled: np.ndarray) -> tuple[float, np.ndarray]:
+    """The reward of the trajectory, and where it lies; those of copied tokens are the parent's."""
     mask = fields["action_mask"]
     if "rewards" in fields:
         try:
-            folded = types.fold_rewards(fields["rewards"], mask)
+            folded = types.fold_rewards(fields["rewards"], sampled)
         except types.InvalidTrajectory as error:
             raise ValueError(f"rewards: {error}") from None
         total = float(folded.sum())
         reward = fields.get("reward", total)
         if not math.isclose(reward, total, rel_tol=1e-5, abs_tol=1e-6):
             raise ValueError(f"reward is {reward}, but rewards add up to {total}; leave one out")
-        return reward, folded
+        return reward, np.where(mask, folded, 0.0)
     rewards = np.zeros(len(mask))
     if mask.any():
         rewards[np.flatnonzero(mask)[-1]] = fields["reward"]

@@ -38,7 +38,7 @@ def check(algorithm: row_lib.Algorithm, records: Sequence[Record]) -> None:
         for record in records if wanted else ():
             if field not in record:
                 raise BadRecord(record.line, f"{field} is missing; {wanted} reads it: {meaning}")
-    _check_empty(algorithm, records)
+    _check_empty(records)
     if "turn_ids" in algorithm.reads:
         _check_turns(algorithm, records)
     for name in ROWS:
@@ -65,16 +65,15 @@ def _wanted(algorithm: row_lib.Algorithm, array: str) -> str:
     return ""
 
 
-def _check_empty(algorithm: row_lib.Algorithm, records: Sequence[Record]) -> None:
-    """Without actions a trajectory has no mean over them; a mean over all tokens does not mind."""
-    if algorithm.reduction == "token_mean":
-        return
+def _check_empty(records: Sequence[Record]) -> None:
+    """A trajectory without actions has no loss, and its reward would still move the baselines."""
     for record in records:
         if not record.num_actions:
+            copies = " of its own; all are copies of its parent's" if "parent_id" in record else ""
             raise BadRecord(
                 record.line,
-                f"action_mask marks no token; algorithm {algorithm.name!r}, reduction "
-                f"({algorithm.reduction}), averages over trajectories, and this one has no loss",
+                f"action_mask marks no token{copies}, so there is nothing to train; leave the line "
+                "out",
             )
 
 
@@ -118,11 +117,6 @@ def _check_forks(wanted: str, records: Sequence[Record]) -> None:
                 record.line,
                 f"parent_id {record['parent_id']!r} is not the id of another line; {wanted} "
                 "compares a fork with its parent",
-            )
-        if "fork_index" not in record:
-            raise BadRecord(
-                record.line,
-                f"fork_index is missing; {wanted} reads the first token of a fork that is its own",
             )
     if not any("parent_id" in record for record in records):
         raise BadRecord(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_single import atomic
+from jaxrl_single.algorithms import arrays as arrays_lib
 from jaxrl_single.algorithms import diagnostics, update
 from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.lab import records as records_lib
@@ -60,21 +62,32 @@ def score(algorithm: row_lib.Algorithm, records: Sequence[Record]) -> Scores:
     """
     requirements.check(algorithm, records)
     state = update.init_state(algorithm, num_tasks=streams.num_tasks(algorithm, records))
-    found = update.advantages(algorithm, streams.advantage_arrays(algorithm, records), state)
+    found = _advantages(algorithm, streams.advantage_arrays(algorithm, records), state)
     arrays = streams.policy_arrays(algorithm, records, found.advantages)
-    coefficients, loss, aux = update.score_coefficients(algorithm, arrays, found.state)
-    metrics = diagnostics.means(aux.metrics) | diagnostics.log_ratio_quantiles(
-        arrays.policy_logprobs, arrays.rollout_logprobs, arrays.loss_mask
-    )
-    named = {_COEFFICIENTS[name]: x for name, x in coefficients.items() if name in _COEFFICIENTS}
-    per_token = {"advantages": found.advantages, "weights": aux.weights} | named
-    per_token, loss, metrics = jax.device_get((per_token, loss, metrics))
+    per_token, loss, metrics = jax.device_get(_coefficients(algorithm, arrays, found.state))
+    per_token = {"advantages": np.asarray(found.advantages)} | per_token
     per_token = {name: _whole(array, records) for name, array in per_token.items()}
     _check_finite(per_token, records)
     for field, names in _ENTROPY_METRICS.items():
         if not all(field in record for record in records):
             metrics = {name: value for name, value in metrics.items() if name not in names}
     return Scores(per_token, float(loss), {name: float(value) for name, value in metrics.items()})
+
+
+_advantages = jax.jit(update.advantages, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _coefficients(
+    algorithm: row_lib.Algorithm, arrays: arrays_lib.PolicyArrays, state: update.State
+) -> tuple[dict[str, jax.Array], jax.Array, dict[str, jax.Array]]:
+    """Weights and coefficients per token by their output fields, the loss, the metrics."""
+    coefficients, loss, aux = update.score_coefficients(algorithm, arrays, state)
+    metrics = diagnostics.means(aux.metrics) | diagnostics.log_ratio_quantiles(
+        arrays.policy_logprobs, arrays.rollout_logprobs, arrays.loss_mask
+    )
+    named = {_COEFFICIENTS[name]: x for name, x in coefficients.items() if name in _COEFFICIENTS}
+    return {"weights": aux.weights} | named, loss, metrics
 
 
 def lines(scores: Scores, records: Sequence[Record]) -> Iterator[str]:

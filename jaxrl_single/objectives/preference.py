@@ -12,7 +12,7 @@ out of its trajectory. Each function returns
 import jax
 import jax.numpy as jnp
 
-from jaxrl_single.ops import masked, segments
+from jaxrl_single.ops import grouping, masked, segments
 
 Loss = tuple[jax.Array, jax.Array, dict[str, tuple[jax.Array, jax.Array]]]
 
@@ -49,10 +49,13 @@ def rebel(
     )
     trained = lengths > 0
     gap = ell / eta - jax.lax.stop_gradient(masked.clean(reward, trained))
-    same = (group[:, None] == group[None, :]) & trained[:, None] & trained[None, :]
-    pair = same & ~jnp.eye(num_trajectories, dtype=bool)
-    squares = jnp.where(pair, jnp.square(gap[:, None] - gap[None, :]), 0.0)
-    loss = jnp.sum(squares, axis=1) / jnp.maximum(jnp.sum(pair, axis=1), 1)
+    labels, _ = grouping.label((group,), trained)
+    deviation = grouping.centred(gap, labels, trained)
+    size = jax.ops.segment_sum(masked.as_float(trained), labels, num_trajectories)[labels]
+    total = jax.ops.segment_sum(jnp.square(deviation), labels, num_trajectories)[labels]
+    # Deviations add up to 0, so the sum over j of (d_i - d_j)^2 is size d_i^2 + total.
+    loss = masked.clean(size * jnp.square(deviation) + total, trained)
+    loss /= jnp.maximum(size - 1.0, 1.0)
     return _shared(loss, lengths, action_mask, trajectory_index), keep, _metrics(loss, trained)
 
 

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_single.advantages import grouping, turns
+from jaxrl_single.advantages import turns
+from jaxrl_single.ops import grouping
 
 find = jax.jit(turns.find)
 label = jax.jit(grouping.label)

@@ -7,11 +7,15 @@ import numpy as np
 
 
 class Batch:
-    """Action tokens only, one array per trajectory."""
+    """Action tokens only, without the copies of a parent's, one array per trajectory."""
 
     def __init__(self, records):
         self.records = records
-        self.masks = [np.array(r["action_mask"], bool) for r in records]
+        self.sampled = [np.array(r["action_mask"], bool) for r in records]
+        forks = [r["fork_index"] if "parent_id" in r else 0 for r in records]
+        self.masks = [
+            m & (np.arange(len(m)) >= f) for m, f in zip(self.sampled, forks, strict=True)
+        ]
         self.size = len(records)
         self.lengths = np.array([m.sum() for m in self.masks])
         self.pi, self.mu = self.of("policy_logprobs"), self.of("rollout_logprobs")
@@ -39,9 +43,8 @@ class Batch:
 
     def turns(self, i):
         """Number of the turn of each action token: runs of the mask."""
-        mask = self.masks[i]
-        starts = np.diff(mask.astype(int), prepend=0) == 1
-        return (np.cumsum(starts) - 1)[mask]
+        starts = np.diff(self.sampled[i].astype(int), prepend=0) == 1
+        return (np.cumsum(starts) - 1)[self.masks[i]]
 
     def shared(self, per_trajectory):
         return [np.full(n, a) for n, a in zip(self.lengths, per_trajectory, strict=True)]
@@ -78,10 +81,10 @@ def turn_gae(b, value_of):
     values, found = b.of("values"), []
     for i in range(b.size):
         turns = b.turns(i)
-        numbers = np.unique(turns)
+        numbers, inverse = np.unique(turns, return_inverse=True)
         v = np.array([value_of(values[i][turns == k]) for k in numbers])
         r = np.array([b.rewards[i][turns == k].sum() for k in numbers])
-        found.append(gae(r, v, bootstrap(b.records[i]), adaptive(b, i, 1.5))[turns])
+        found.append(gae(r, v, bootstrap(b.records[i]), adaptive(b, i, 1.5))[inverse])
     return found
 
 
@@ -132,9 +135,12 @@ def branching(b):
 
 
 def steps(b):
-    """(trajectory, turn, state) of all turns."""
+    """(trajectory, turn, state) of all turns with a token of its own."""
     return [
-        (i, k, str(key)) for i, r in enumerate(b.records) for k, key in enumerate(r["state_key"])
+        (i, k, str(key))
+        for i, r in enumerate(b.records)
+        for k, key in enumerate(r["state_key"])
+        if k in b.turns(i)
     ]
 
 

@@ -69,7 +69,6 @@ HALF = ("advantage=fixed_gae", "advantage.lambda_=0.5")
         ),
         ({"values": [0.5, 0.6], "terminated": False, "bootstrap_value": 0.7}, HALF, [0.15, 0.1]),
         ({"values": [0.5, 0.6], "bootstrap_value": 0.7}, HALF, [-0.2, -0.6]),
-        ({"action_mask": [0, 0, 0], "values": [None] * 3}, HALF, [0, 0, 0]),
     ],
 )
 def test_gae(scored, fields, settings, expected):

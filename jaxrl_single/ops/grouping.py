@@ -1,7 +1,7 @@
 """Comparison within groups of any number and size: labels from keys, centring, normalising.
 
-All arrays are [n]. Entries that do not count may hold anything; they join no group and get 0. Cost
-n log n, for the many small groups of steps; `baselines` compares the few trajectories pair by pair.
+All arrays are [n]. Entries that do not count may hold anything; they join no group and get 0. Time
+grows as n log n and memory as n, whatever the sizes of the groups.
 """
 
 import jax
@@ -41,6 +41,13 @@ def centred(x: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
     highest = jax.ops.segment_max(jnp.where(mask, x, -jnp.inf), labels, size)
     varies = mask & (lowest != highest)[labels]
     return masked.clean(x - mean[labels], varies)
+
+
+def against_others(x: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+    """x - mean of the others of its group; exactly 0 where the whole group is equal or one."""
+    deviation = centred(x, labels, mask)
+    count = jax.ops.segment_sum(mask.astype(deviation.dtype), labels, labels.size)[labels]
+    return deviation * count / jnp.maximum(count - 1.0, 1.0)
 
 
 def normalised(x: jax.Array, labels: jax.Array, mask: jax.Array, *, eps: float) -> jax.Array:
