@@ -33,6 +33,7 @@ def base() -> ConfigDict:
     config.eval = _eval()
     config.trainer = _trainer()
     config.checkpoint = _checkpoint()
+    config.trajectories = _trajectories()
     config.weights = _weights()
     config.gate = _gate()
     config.supervisor = _supervisor()
@@ -91,6 +92,7 @@ def shrink(config: ConfigDict) -> None:
     config.rollout.max_in_flight = 8
     config.eval.update({"num_tasks": 16, "every_steps": 2, "periodic_num_tasks": 8})
     config.checkpoint.every_steps = 2
+    config.trajectories.every_steps = 2
 
 
 def _sao() -> ConfigDict:
@@ -353,6 +355,19 @@ def _checkpoint() -> ConfigDict:
         {
             "every_steps": 25,  # RL steps between checkpoints; also at the end and on SIGTERM
             "keep": 2,  # newest checkpoints kept
+        }
+    )
+
+
+def _trajectories() -> ConfigDict:
+    """What stays of trained steps, so that they can be scored again; see docs/evidence.md."""
+    return ConfigDict(
+        {
+            # all: of every step, dropped ones too | every_nth: of every nth step of RL and of all
+            # evaluations | none: what a checkpoint covers is deleted.
+            "keep": "every_nth",  # trajectories, and beside them the evidence of their step
+            "every_steps": 10,  # the n of every_nth
+            "max_gb": 4.0,  # 10^9 bytes of both in all; the oldest steps go first
         }
     )
 

@@ -5,6 +5,8 @@ written under a temporary name and renamed, so a reader sees all of it or nothin
 
     trajectories/train/SEQUENCE-KEY.safetensors     SEQUENCE orders by completion
     trajectories/eval/...
+    trajectories/kept/train/STEP-STAGE/...          consumed, and to stay; nobody trains them again
+    trajectories/kept/eval/STEP-STAGE/...
     trajectories/rejected/...                       foreign, torn or invalid files; never used
 """
 
@@ -19,7 +21,7 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -180,6 +182,26 @@ class TrajectoryStore:
                 if path is not None:
                     path.unlink(missing_ok=True)
 
+    def keep(self, folders: Mapping[str, str]) -> None:
+        """Moves files of scanned keys into folders "SPLIT/STEP-STAGE" of kept/.
+
+        Call it when a checkpoint covers them. The keys stay known, as those of `delete`.
+
+        Raises:
+          workdir.CannotWrite: the directory is not writable; what was not moved is where it was.
+        """
+        with self._lock:
+            for key, folder in folders.items():
+                path = self._paths.pop(key, None)
+                if path is None:
+                    continue
+                target = self.directory / "kept" / folder / path.name
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+                except OSError as error:
+                    raise workdir.CannotWrite(target, error) from error
+
     def forget(self, keys: Iterable[str]) -> None:
         """Deletes the files of scanned keys as if they had never been: the keys may come again."""
         keys = list(keys)
@@ -232,6 +254,24 @@ def files(directory: os.PathLike[str] | str, split: str) -> list[pathlib.Path]:
     except FileNotFoundError:
         return []
     return [pathlib.Path(directory) / split / name for name in sorted(names) if _visible(name)]
+
+
+def kept(directory: os.PathLike[str] | str, split: str) -> dict[pathlib.Path, int]:
+    """Folders of trajectories that stay, with the step of each, by step."""
+    try:
+        names = os.listdir(pathlib.Path(directory) / "kept" / split)
+    except FileNotFoundError:
+        return {}
+    steps = {name: int(name.partition("-")[0]) for name in names if name[:1].isdecimal()}
+    order = sorted(steps, key=lambda name: (steps[name], name))
+    return {pathlib.Path(directory) / "kept" / split / name: steps[name] for name in order}
+
+
+def all_files(directory: os.PathLike[str] | str, split: str) -> list[pathlib.Path]:
+    """What is kept of a split, by step, and then what waits to be consumed or covered."""
+    folders = kept(directory, split)
+    staying = [path for folder in folders for path in files(folder.parent, folder.name)]
+    return [*staying, *files(directory, split)]
 
 
 def key_of(path: pathlib.Path) -> str | None:

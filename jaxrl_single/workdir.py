@@ -8,6 +8,7 @@ status.json       where the run is now: `Status`
 metrics.jsonl     one line per stage and logged step
 evals.jsonl       one line per evaluation: `Eval`
 trajectories/     the store (store.py)
+samples/          STEP.safetensors: the evidence of kept steps (evidence.py)
 tokenizer/        of the policy: tokenizer.json, and what else of text its checkpoint had
 samplers/         NAME.json: the URL of each sampler that listens
 tickets/          orders of the trainer to rollout
@@ -68,6 +69,7 @@ class Workdir:
         self.metrics = self.root / "metrics.jsonl"
         self.evals = self.root / "evals.jsonl"
         self.trajectories = self.root / "trajectories"
+        self.samples = self.root / "samples"
         self.tokenizer = self.root / "tokenizer"
         self.tickets = self.root / "tickets"
         self.samplers = self.root / "samplers"

@@ -6,6 +6,7 @@ import asyncio
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from jaxrl_single import store as store_lib
 from jaxrl_single import types
@@ -18,6 +19,30 @@ from jaxrl_single.stages import world as world_lib
 from jaxrl_single.weights import base as weights_base
 
 MakeEngine = Callable[[weights_base.Params, int], engine_lib.Engine]
+
+
+class Backend(Protocol):
+    """Whoever runs the episodes: a sampler process, or this process inline."""
+
+    def send(self, batch: Sequence[types.Ticket]) -> None:
+        """Takes tickets; their trajectories will appear in the store."""
+        ...
+
+    def serve(self, version: int, params: weights_base.Params) -> None:
+        """Samples with these weights from now on; they were published already.
+
+        Raises:
+          waiting.StoppedInStep: what the weights before still had to sample does not end.
+        """
+        ...
+
+    def check(self) -> None:
+        """Gives a sign of life; raises `waiting.Stopped` when the run was asked to stop."""
+        ...
+
+    def wait(self) -> None:
+        """Lets rollout go on for a moment; may raise `waiting.Stopped` too."""
+        ...
 
 
 class FileBackend:

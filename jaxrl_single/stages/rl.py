@@ -20,7 +20,7 @@ import ml_collections
 
 from jaxrl_single import types
 from jaxrl_single.data import token_batch
-from jaxrl_single.stages import gate, records, rollouts, waiting
+from jaxrl_single.stages import gate, keeping, records, rollouts, waiting
 from jaxrl_single.trainer import state as state_lib
 from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import base as weights_base
@@ -47,6 +47,7 @@ class Loop:
       mismatch: see trainer/score.py; used on evaluations, whose weights are known exactly.
       fetch: version -> its published parameters, on the devices.
       records: metrics, status, evaluations.
+      keeper: of the evidence of steps.
       save: (step, state) -> seconds; writes a checkpoint.
       prefer_tasks: takes the algorithm's state; orders tasks as often as that says.
       compilations: how many XLA compilations so far.
@@ -62,6 +63,7 @@ class Loop:
     mismatch: gate.Mismatch
     fetch: Callable[[int], Any]
     records: records.Records
+    keeper: keeping.Keeper
     save: Callable[[int, state_lib.TrainState], float]
     prefer_tasks: Callable[[Any], None]
     compilations: Callable[[], int]
@@ -101,12 +103,12 @@ def _one_step(
 ) -> state_lib.TrainState:
     config, began = loop.config, time.monotonic()
     loop.rollouts.top_up(purpose=PURPOSE)
-    taken = loop.rollouts.take(config.batch.num_trajectories, purpose=PURPOSE)
+    taken = loop.rollouts.take(config.batch.num_trajectories, purpose=PURPOSE, step=step + 1)
     version_before = loop.rollouts.version
     batch = loop.pack(taken.trajectories)
     critic_only = step < config.rl.critic_only_steps
     trained_at = time.monotonic()
-    state, found = loop.train_step(state, loop.place(batch), jnp.bool_(critic_only))
+    state, found, of_tokens = loop.train_step(state, loop.place(batch), jnp.bool_(critic_only))
     # Publishing needs the new weights on the host anyway, so waiting here costs nothing.
     metrics = {name: float(value) for name, value in jax.device_get(found).items()}
     _check_finite(metrics, step, taken.trajectories)
@@ -114,6 +116,17 @@ def _one_step(
     if not critic_only and not metrics["train/empty_update"]:
         loop.rollouts.publish(jax.device_get(state.policy_params), step=step + 1)
     loop.prefer_tasks(state.algorithm_state)
+    kept_at = time.monotonic()
+    if loop.rollouts.settings.keep.holds(step + 1):
+        facts = keeping.facts(
+            taken.trajectories,
+            batch,
+            step=step + 1,
+            policy_version=version_before,
+            algorithm=config.algorithm.name,
+            critic_only=critic_only,
+        )
+        loop.keeper.write(facts, batch, of_tokens)
     ended = time.monotonic()
     _finish_evaluations(loop)
     metrics |= records.batch_metrics(taken.trajectories, batch)
@@ -121,7 +134,7 @@ def _one_step(
         "time/step_s": ended - began,
         "time/wait_s": taken.waited_s,
         "time/train_s": published_at - trained_at,
-        "time/publish_s": ended - published_at,
+        "time/publish_s": kept_at - published_at,
         "time/checkpoint_s": saved_s,
         "speed/trainer_tokens_per_s": metrics["train/tokens"] / (ended - began),
         "train/policy_version": loop.rollouts.version,

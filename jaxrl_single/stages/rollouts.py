@@ -13,37 +13,13 @@ import collections
 import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxrl_single import store as store_lib
 from jaxrl_single import types
 from jaxrl_single.data import batching, tickets
-from jaxrl_single.stages import waiting
+from jaxrl_single.stages import backends, keeping, waiting
 from jaxrl_single.weights import base as weights_base
-
-
-class Backend(Protocol):
-    """Whoever runs the episodes: a sampler process, or this process inline."""
-
-    def send(self, batch: Sequence[types.Ticket]) -> None:
-        """Takes tickets; their trajectories will appear in the store."""
-        ...
-
-    def serve(self, version: int, params: weights_base.Params) -> None:
-        """Samples with these weights from now on; they were published already.
-
-        Raises:
-          waiting.StoppedInStep: what the weights before still had to sample does not end.
-        """
-        ...
-
-    def check(self) -> None:
-        """Gives a sign of life; raises `waiting.Stopped` when the run was asked to stop."""
-        ...
-
-    def wait(self) -> None:
-        """Lets rollout go on for a moment; may raise `waiting.Stopped` too."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +35,7 @@ class Settings:
     no_progress_s: float
     keep_versions: int
     in_ticket_order: bool  # consume by ticket instead of by completion: deterministic
+    keep: keeping.Rule = keeping.NOTHING  # which consumed trajectories stay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +68,7 @@ class Rollouts:
         book: tickets.TicketBook,
         store: store_lib.TrajectoryStore,
         weights: weights_base.WeightStore,
-        backend: Backend,
+        backend: backends.Backend,
         eval_tasks: Sequence[types.Task],
         settings: Settings,
     ):
@@ -106,7 +83,7 @@ class Rollouts:
         self._ready: list[types.Trajectory] = []
         self._evaluated: dict[str, list[types.Trajectory]] = collections.defaultdict(list)
         self._strangers: set[str] = set()  # in the store, but no ticket of the book is open
-        self._finished: list[str] = []  # consumed; their files go when a checkpoint covers them
+        self._finished = keeping.Finished(settings.keep)
         self._errors: collections.Counter[str] = collections.Counter()
         self._first_error: types.EpisodeError | None = None
         self._newest_seen = -1  # version that sampled a token of a trajectory
@@ -139,7 +116,7 @@ class Rollouts:
         Attempts that failed are made again, for the cause may have been mended meanwhile.
         """
         self.collect(forgive=True)
-        strangers, self._strangers = self._strangers, set()
+        strangers, self._strangers = self._strangers - set(self._finished.state()), set()
         self.store.forget(strangers)
         return len(strangers)
 
@@ -165,13 +142,20 @@ class Rollouts:
         )
 
     def take(
-        self, count: int, *, purpose: str, wanted: int | None = None, whole_groups: bool = True
+        self,
+        count: int,
+        *,
+        purpose: str,
+        step: int = 0,
+        wanted: int | None = None,
+        whole_groups: bool = True,
     ) -> Taken:
         """Waits for `count` trajectories that are fresh enough at this moment.
 
         While it waits, it tops up; `wanted` as there.
 
         Args:
+          step: that they are for; 0 before RL.
           whole_groups: a group comes when its last member has ended, and in one batch. One that
             lost members for good is smaller, and then there may be less than `count`.
 
@@ -186,7 +170,7 @@ class Rollouts:
             # Also when nothing is missing: a fast sampler must not make the trainer deaf.
             self.backend.check()
             self.collect()
-            dropped += self._drop_stale()
+            dropped += self._drop_stale(step)
             if batch := self._choose(count, whole_groups=whole_groups):
                 break
             self.top_up(purpose=purpose, wanted=wanted)
@@ -195,7 +179,7 @@ class Rollouts:
         taken = set(keys)
         self._ready = [one for one in self._ready if one.key not in taken]
         self.book.mark_trained(keys)
-        self._finished += keys
+        self._finished.trained(keys, step=step, purpose=purpose)
         return Taken(batch, dropped, time.monotonic() - began)
 
     def request_evaluation(
@@ -236,18 +220,13 @@ class Rollouts:
         episodes = self._evaluated.pop(purpose, [])
         keys = [trajectory.key for trajectory in episodes if trajectory.error is None]
         self.book.mark_evaluated(keys)
-        self._finished += keys
+        self._finished.evaluated(keys, purpose)
         return sorted(episodes, key=lambda trajectory: trajectory.ticket)
 
     def forget_evaluations(self, purposes: Iterable[str]) -> None:
         """Closes the tickets of evaluations whose result is known already."""
-        known = set(purposes)
-        tickets_open = [*self.book.in_flight("eval"), *self.book.stored("eval")]
-        keys = [ticket.key for ticket in tickets_open if ticket.purpose in known]
-        self.book.withdraw(keys)
-        self._finished += keys
-        for purpose in known:
-            self._evaluated.pop(purpose, None)
+        for purpose in set(purposes):
+            self._finished.evaluated(self._withdraw(purpose), purpose)
 
     def renew_evaluations(self, same_as_newest: int) -> list[str]:
         """Gives up evaluations whose weights are gone and returns their purposes.
@@ -257,8 +236,8 @@ class Rollouts:
         there = {*self._weights.versions(), None}
         asked = [*self.book.in_flight("eval"), *self.book.stored("eval")]
         lost = {one.purpose: one.policy_version for one in asked if one.policy_version not in there}
-        self.forget_evaluations(lost)
         for purpose, version in lost.items():
+            self._finished.useless(self._withdraw(purpose))
             if version == same_as_newest:
                 num_tasks = sum(ticket.purpose == purpose for ticket in asked)
                 self.request_evaluation(purpose, num_tasks=num_tasks, version=self.version)
@@ -281,7 +260,8 @@ class Rollouts:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, in JSON types."""
-        return {"book": self.book.state(), "version": self.version}
+        staying = self._finished.state()
+        return {"book": self.book.state(), "version": self.version, "staying": staying}
 
     def restore(self, state: dict[str, Any], *, used: Iterable[int]) -> int:
         """Continues from a checkpoint: open tickets come first, finished ones are found again.
@@ -294,16 +274,29 @@ class Rollouts:
         """
         self.book.restore(state["book"], used=used)
         self.version = state["version"]
-        return self.forget_strangers()
+        self._finished.restore(state.get("staying", {}))
+        lost = self.forget_strangers()
+        self.delete_covered()
+        return lost
 
     def resend(self) -> None:
         """Issues again whatever was open at the checkpoint and is not in the store."""
         self._send(self.book.issue(0))
 
     def delete_covered(self) -> None:
-        """Deletes the files of consumed trajectories; call it after a checkpoint."""
-        self.store.delete(self._finished)
-        self._finished = []
+        """Deletes the files of consumed trajectories, or puts them where they stay.
+
+        Call it after a checkpoint.
+        """
+        self._finished.settle(self.store)
+
+    def _withdraw(self, purpose: str) -> list[str]:
+        """Closes the tickets of an evaluation; returns their keys."""
+        tickets_open = [*self.book.in_flight("eval"), *self.book.stored("eval")]
+        keys = [ticket.key for ticket in tickets_open if ticket.purpose == purpose]
+        self.book.withdraw(keys)
+        self._evaluated.pop(purpose, None)
+        return keys
 
     def _newest_published(self) -> int:
         newest = self._weights.latest()
@@ -347,7 +340,7 @@ class Rollouts:
         elif error is not None:
             retry = self._fail(key, error)
             if trajectory is not None:
-                self._finished.append(key)
+                self._finished.useless([key])
                 if retry is None and trajectory.split == "eval":
                     self._evaluated[trajectory.purpose].append(trajectory)
         elif self.book.mark_stored(key):
@@ -372,7 +365,7 @@ class Rollouts:
             )
         return retry
 
-    def _drop_stale(self) -> list[types.Trajectory]:
+    def _drop_stale(self, step: int) -> list[types.Trajectory]:
         selection = batching.select(
             self._ready,
             trainer_version=self.version,
@@ -381,7 +374,7 @@ class Rollouts:
         if selection.stale:
             keys = [trajectory.key for trajectory in selection.stale]
             self.book.mark_dropped(keys)
-            self._finished += keys
+            self._finished.dropped(keys, step=step)
         self._ready = selection.fresh
         return selection.stale
 

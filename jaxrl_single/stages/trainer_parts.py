@@ -16,7 +16,7 @@ from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, prompts, ticket_files, tickets
 from jaxrl_single.models import api
-from jaxrl_single.stages import backends, build, rollouts, sampler_process, warm_start
+from jaxrl_single.stages import backends, build, keeping, rollouts, sampler_process, warm_start
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import kl_step, optim
 from jaxrl_single.trainer import step as step_lib
@@ -83,7 +83,7 @@ def make_rollouts(
     run_id = workdir.run_id_of(paths)
     store = store_lib.TrajectoryStore(paths.trajectories, run_id)
     tasks = prompts.TaskIterator(world.rl_tasks, seed=config.seed)
-    backend: rollouts.Backend
+    backend: backends.Backend
     if config.mode == "sync":
         backend = backends.InlineBackend(
             world,
@@ -167,4 +167,5 @@ def rollout_settings(config: ml_collections.ConfigDict) -> rollouts.Settings:
         no_progress_s=config.trainer.no_progress_s,
         keep_versions=config.weights.keep,
         in_ticket_order=sync,
+        keep=keeping.Rule(config.trajectories.keep, config.trajectories.every_steps),
     )

@@ -26,6 +26,7 @@ from jaxrl_single.stages import (
     build,
     gate,
     initial,
+    keeping,
     placement,
     records,
     rl,
@@ -99,6 +100,7 @@ class Trainer:
             config, paths, self.world, self.policy, self.weights, stopping=stopping, tick=beat
         )
         self.records = records.Records(paths, self.rollouts)
+        self.keeper = keeping.Keeper(paths, max_gb=config.trajectories.max_gb)
         self.mismatch = score.make_mismatch(self.policy, chunk=warm_start.LOGPROB_CHUNK)
 
     def run(self) -> None:
@@ -165,7 +167,7 @@ class Trainer:
             self._restore_rollouts(metadata, policy_params)
             return self._fresh_state(policy_params, critic_params)
         self._reset_rollouts()
-        self._publish(policy_params, step=0)
+        self.rollouts.publish(jax.device_get(policy_params), step=0)
         self.rollouts.request_evaluation(
             "warm_start@0", num_tasks=config.eval.num_tasks, version=self.rollouts.version
         )
@@ -217,6 +219,8 @@ class Trainer:
             for earlier in self.rollouts.open_evaluations():
                 episodes = self.rollouts.take_evaluation(earlier, wait=True)
                 rl.record_evaluation(loop, earlier, episodes)
+            self.rollouts.delete_covered()  # their results stay from now on, and so may they
+            self.keeper.bound()
         self._say("done", step, step, "")
 
     # Resume and checkpoints.
@@ -232,6 +236,7 @@ class Trainer:
 
     def _restore_rollouts(self, metadata: dict[str, Any], params: api.Params) -> None:
         known = self.records.resume(metadata["steps"])
+        self.keeper.forget_after(metadata["steps"].get("rl") or 0)
         used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
         # Numbers name the randomness: sync mode repeats them, local mode never does.
         lost = self.rollouts.restore(metadata["rollouts"], used=() if self.sync else used)
@@ -246,7 +251,7 @@ class Trainer:
             self.rollouts.serve_again(jax.device_get(params))
         else:
             restored = self.rollouts.version
-            self._publish(params, step=metadata["steps"].get("rl") or 0)
+            self.rollouts.publish(jax.device_get(params), step=metadata["steps"].get("rl") or 0)
             for purpose in self.rollouts.renew_evaluations(restored):
                 _log.warning(
                     "evaluation %s is given up: the weights it asked for are gone", purpose
@@ -255,6 +260,7 @@ class Trainer:
 
     def _reset_rollouts(self) -> None:
         """Begins without a checkpoint of rollouts: nothing of a killed start is used."""
+        self.keeper.forget_after(-1)
         used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
         if self.sync:
             self.weights.forget_after(-1)
@@ -286,6 +292,7 @@ class Trainer:
         # What was consumed after a step's checkpoint is not covered by it.
         if checkpoints.save(step, state, self._metadata(rl=step)):
             self.rollouts.delete_covered()
+            self.keeper.bound()
         return time.monotonic() - began
 
     def _metadata(self, rl: int | None = None) -> dict[str, Any]:
@@ -331,6 +338,7 @@ class Trainer:
             mismatch=self.mismatch,
             fetch=lambda version: self.placement.put(self.weights.fetch(version)[0]),
             records=self.records,
+            keeper=self.keeper,
             save=functools.partial(self._save, checkpoints),
             prefer_tasks=functools.partial(
                 trainer_parts.prefer_tasks, self.algorithm, self.rollouts.book
@@ -347,9 +355,6 @@ class Trainer:
         return checkpoint_lib.Checkpoints(
             self.paths.stage_checkpoints(stage), keep=self.config.checkpoint.keep
         )
-
-    def _publish(self, params: api.Params, *, step: int) -> None:
-        self.rollouts.publish(jax.device_get(params), step=step)
 
     def _gate(self, params: api.Params) -> None:
         """Compares sampler and trainer on a few held-out episodes of the published weights."""

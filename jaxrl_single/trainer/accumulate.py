@@ -50,12 +50,14 @@ class Gradients:
       trained: nested dict, the gradients of the trained leaves, f32.
       norm: f32, global norm before clipping.
       aux: sums added, outputs stacked [M, ...], carry of the last micro-batch.
+      probed: slopes of the loss by the probes, stacked [M, ...].
     """
 
     loss: jax.Array
     trained: optim.Params
     norm: jax.Array
     aux: Aux
+    probed: Any = ()
 
     @property
     def finite(self) -> jax.Array:
@@ -71,6 +73,7 @@ def gradients(
     *,
     arrays: Any = (),
     carry: Any = (),
+    probes: tuple[jax.Array, ...] = (),
 ) -> Gradients:
     """Sums loss, gradient and metrics over the micro-batches.
 
@@ -81,30 +84,35 @@ def gradients(
       batch: per-token arrays [M, B, T].
       arrays: pytree of further arrays with the leading axis M.
       carry: for the first micro-batch.
+      probes: further arrays with the leading axis M, by which the loss is differentiated too; it
+        gets them behind those of `arrays`, which is then a tuple.
     """
     frozen = optim.frozen(params, optimizer.labels)
     trained = optim.trainable(params, optimizer.labels)
 
     @jax.jit  # traced once for its shapes and its gradient
-    def share(trained, inputs, carry):
+    def share(trained, probes, inputs, carry):
         tokens, of_micro = inputs
         micro = dataclasses.replace(batch, **tokens)
+        of_micro = (*of_micro, *probes) if probes else of_micro
         return loss(optim.merge(trained, frozen), micro, of_micro, carry)
 
-    inputs = (token_batch.token_fields(batch), arrays)
+    inputs = (probes, (token_batch.token_fields(batch), arrays))
     first = jax.tree.map(lambda leaf: leaf[0], inputs)
     zeros = functools.partial(jax.tree.map, lambda leaf: jnp.zeros(leaf.shape, jnp.float32))
-    sums = zeros(jax.eval_shape(share, trained, first, carry)[1].sums)
+    sums = zeros(jax.eval_shape(share, trained, *first, carry)[1].sums)
+    slopes = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
 
     def body(totals, inputs):
         value, gradient, sums, carry = totals
-        (new, aux), slope = jax.value_and_grad(share, has_aux=True)(trained, inputs, carry)
+        (new, aux), (slope, probed) = slopes(trained, *inputs, carry)
         added = jax.tree.map(jnp.add, (value, gradient, sums), (new, slope, aux.sums))
-        return (*added, aux.carry), aux.outputs
+        return (*added, aux.carry), (aux.outputs, probed)
 
     start = (jnp.float32(0), zeros(trained), sums, carry)
-    (value, gradient, sums, carry), outputs = jax.lax.scan(body, start, inputs)
-    return Gradients(value, gradient, _global_norm(gradient), Aux(sums, outputs, carry))
+    (value, gradient, sums, carry), (outputs, probed) = jax.lax.scan(body, start, inputs)
+    norm = _global_norm(gradient)
+    return Gradients(value, gradient, norm, Aux(sums, outputs, carry), probed)
 
 
 def update(

@@ -37,7 +37,7 @@ def policy_updates(
     *,
     chunk: int,
     kl: kl_step.Budget | None = None,
-) -> tuple[PolicyState, dict[str, jax.Array], jax.Array]:
+) -> tuple[PolicyState, dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
     """`num_policy_epochs` passes over the batch, each of `num_minibatches` updates.
 
     Log-probs are computed afresh for each update. Denominators count the tokens and
@@ -51,6 +51,9 @@ def policy_updates(
     Returns:
       state: after the updates.
       metrics: means over all updates by name; log-ratio quantiles are those of the first pass.
+      evidence: [M, B, T] by name, of the first pass, each token as its update saw it:
+        "policy_logprobs" and "policy_entropies"; "weights", what multiplied advantage x
+        grad log pi; "coefficients", minus the gradient of the loss by the token's log-prob.
       finite: bool, every update was sound.
 
     Raises:
@@ -74,17 +77,21 @@ def policy_updates(
         return jax.lax.scan(one_update, state, minibatches)
 
     state, (found, of_steps) = jax.lax.scan(one_epoch, state, length=algorithm.num_policy_epochs)
-    logprobs = found.aux.outputs[0].reshape(batch.tokens.shape)
+    evidence = {
+        name: array[0].reshape(batch.tokens.shape) for name, array in found.aux.outputs.items()
+    }
     sums = jax.tree.map(jnp.sum, found.aux.sums)
     metrics = diagnostics.means(sums)
-    metrics |= diagnostics.log_ratio_quantiles(logprobs, batch.rollout_logprobs, batch.loss_mask)
+    metrics |= diagnostics.log_ratio_quantiles(
+        evidence["policy_logprobs"], batch.rollout_logprobs, batch.loss_mask
+    )
     metrics |= {
         "policy/loss": found.loss.mean(),
         "policy/gradient_norm": found.norm.mean(),
         "policy/learning_rate": optim.last_learning_rate(state.opt_state),
     }
     metrics |= jax.tree.map(jnp.mean, of_steps)
-    return state, metrics, jnp.all(found.finite)
+    return state, metrics, evidence, jnp.all(found.finite)
 
 
 def _one_update(policy, algorithm, optimizer, state, batch, advantages, *, chunk):
@@ -124,15 +131,24 @@ def _gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens, denomi
     """Each micro-batch makes its share of the loss."""
 
     def share(params, micro, of_micro, carry):
+        *of_micro, shift = of_micro
         outputs, routing = outputs_of(params, micro)
+        # The slope by what is added to a log-prob, here 0, is the slope by the log-prob.
+        outputs = outputs | {"policy_logprobs": outputs["policy_logprobs"] + shift}
         inputs = _policy_arrays(micro, outputs, *of_micro, denominator)
         loss, aux = update_lib.policy_loss(algorithm, inputs, carry)
-        logprobs = jax.lax.stop_gradient(outputs["policy_logprobs"])
-        return loss, accumulate.Aux(aux.metrics | routing, logprobs, aux.state)
+        return loss, accumulate.Aux(aux.metrics | routing, _of_policy(outputs, aux), aux.state)
 
-    return accumulate.gradients(
-        share, state.params, optimizer, batch, arrays=of_tokens, carry=state.algorithm_state
+    found = accumulate.gradients(
+        share,
+        state.params,
+        optimizer,
+        batch,
+        arrays=of_tokens,
+        carry=state.algorithm_state,
+        probes=(jnp.zeros(batch.tokens.shape, jnp.float32),),
     )
+    return _with_coefficients(found, found.aux, -found.probed[0])
 
 
 def _coupled_gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens, denominator):
@@ -156,8 +172,21 @@ def _coupled_gradients(algorithm, optimizer, outputs_of, state, batch, of_tokens
 
     found = accumulate.gradients(share, state.params, optimizer, batch, arrays=coefficients)
     metrics = aux.metrics | jax.tree.map(jnp.sum, routing)
-    whole = accumulate.Aux(metrics, outputs["policy_logprobs"], aux.state)
-    return dataclasses.replace(found, loss=loss, aux=whole)
+    whole = accumulate.Aux(metrics, _of_policy(outputs, aux), aux.state)
+    nothing = jnp.zeros(batch.tokens.shape, jnp.float32)
+    found = dataclasses.replace(found, loss=loss)
+    return _with_coefficients(found, whole, coefficients.get("policy_logprobs", nothing))
+
+
+def _of_policy(outputs, aux):
+    """What is told of each token, without gradient."""
+    told = {name: outputs[name] for name in ("policy_logprobs", "policy_entropies")}
+    return jax.lax.stop_gradient(told | {"weights": aux.weights})
+
+
+def _with_coefficients(found, aux, coefficients):
+    outputs = aux.outputs | {"coefficients": coefficients}
+    return dataclasses.replace(found, aux=dataclasses.replace(aux, outputs=outputs), probed=())
 
 
 def _routing(micro, rerouted):

@@ -21,7 +21,7 @@ from jaxrl_single.trainer import state as state_lib
 
 Step = Callable[
     [state_lib.TrainState, token_batch.TokenBatch, jax.Array],
-    tuple[state_lib.TrainState, dict[str, jax.Array]],
+    tuple[state_lib.TrainState, dict[str, jax.Array], dict[str, jax.Array]],
 ]
 
 
@@ -54,9 +54,14 @@ def make_train_step(
       state_shardings: a TrainState of shardings (see mesh.py), None on one device.
 
     Returns:
-      (state, batch, critic_only) -> (state, metrics). `critic_only` is a bool scalar, traced: both
-      kinds of step are one program, and the policy's work is skipped at run time. Metrics are
-      float32 scalars by the names of metrics/names.py, NaN where there was nothing to measure.
+      (state, batch, critic_only) -> (state, metrics, evidence). `critic_only` is a bool scalar,
+      traced: both kinds of step are one program, and the policy's work is skipped at run time.
+      Metrics are float32 scalars by the names of metrics/names.py, NaN where there was nothing to
+      measure. Evidence is what the step made of each token, [M, B, T] by name: "advantages";
+      "values", those that the advantages came from, with "bootstrap_values" [N]; those of
+      `policy_step.policy_updates`, NaN in a critic-only step; "proximal_logprobs" and
+      "ref_logprobs" where the row reads them. The step computes all of it in any case, and it
+      stays on the devices until somebody fetches it.
 
     Raises:
       ValueError: the algorithm needs a critic and there is none.
@@ -70,11 +75,11 @@ def make_train_step(
 
     def step(state, batch, critic_only):
         batch = _with_fixed_logprobs(policy, algorithm, state, batch, chunk=chunk)
-        found, critic_params, critic_opt, critic_metrics, critic_finite = _critic_phase(
+        (found, values), critic_params, critic_opt, critic_metrics, critic_finite = _critic_phase(
             critic, algorithm, critic_optimizer, state, batch, critic_first=critic_first
         )
         before = policy_step.PolicyState(state.policy_params, state.policy_opt, found.state)
-        after, policy_metrics, policy_finite = _policy_phase(
+        after, policy_metrics, evidence, policy_finite = _policy_phase(
             policy_updates, before, batch, found.advantages, critic_only
         )
         finite = critic_finite & policy_finite
@@ -91,17 +96,22 @@ def make_train_step(
         metrics = critic_metrics | policy_metrics
         metrics |= accumulate.guards(accumulate.loss_tokens(batch), finite)
         metrics["train/critic_only"] = jnp.float32(critic_only)
-        return state_lib.select(finite, new, state), metrics
+        evidence |= {"advantages": found.advantages} | values | _fixed_logprobs(batch)
+        return state_lib.select(finite, new, state), metrics, evidence
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None, None))
 
 
 def _critic_phase(critic, algorithm, optimizer, state, batch, *, critic_first: bool):
-    """Critic updates and advantages: (AdvantageOutput, params, opt_state, metrics, finite)."""
+    """Critic updates and advantages.
+
+    Returns:
+      An AdvantageOutput and the values that it is of, by name; params, opt_state, metrics, finite.
+    """
     if not algorithm.needs_critic:
         output = _advantages(algorithm, state, batch)
-        return output, state.critic_params, state.critic_opt, {}, jnp.bool_(True)
-    before = critic_step.values(critic, state.critic_params, batch)
+        return (output, {}), state.critic_params, state.critic_opt, {}, jnp.bool_(True)
+    before = used = critic_step.values(critic, state.critic_params, batch)
     output = _advantages(algorithm, state, batch, *before)
     lengths, denominator = update_lib.reduction_inputs(
         algorithm, batch.loss_mask, batch.trajectory_index, batch.num_trajectories
@@ -117,9 +127,11 @@ def _critic_phase(critic, algorithm, optimizer, state, batch, *, critic_first: b
         num_steps=algorithm.num_critic_steps,
     )
     if critic_first:
-        output = _advantages(algorithm, state, batch, *critic_step.values(critic, params, batch))
+        used = critic_step.values(critic, params, batch)
+        output = _advantages(algorithm, state, batch, *used)
     metrics = critic_step.metrics(before[0], targets, found, opt_state, batch)
-    return output, params, opt_state, metrics, jnp.all(found.finite)
+    values = dict(zip(("values", "bootstrap_values"), used, strict=True))
+    return (output, values), params, opt_state, metrics, jnp.all(found.finite)
 
 
 def _policy_phase(updates, before, batch, advantages, critic_only):
@@ -127,9 +139,9 @@ def _policy_phase(updates, before, batch, advantages, critic_only):
     updates = jax.jit(updates)  # so that it is traced once, for its shapes and for its program
 
     def skip(before, batch, advantages):
-        shapes = jax.eval_shape(updates, before, batch, advantages)[1]
-        nothing = {name: jnp.full((), jnp.nan, of.dtype) for name, of in shapes.items()}
-        return before, nothing, jnp.bool_(True)
+        shapes = jax.eval_shape(updates, before, batch, advantages)[1:3]
+        nothing = jax.tree.map(lambda of: jnp.full(of.shape, jnp.nan, of.dtype), shapes)
+        return before, *nothing, jnp.bool_(True)
 
     return jax.lax.cond(critic_only, skip, updates, before, batch, advantages)
 
@@ -153,6 +165,14 @@ def _with_fixed_logprobs(policy, algorithm, state, batch, *, chunk: int):
         found = logprobs_of(state.reference_params, own_routing)
         batch = dataclasses.replace(batch, ref_logprobs=found)
     return batch
+
+
+def _fixed_logprobs(batch):
+    named = {
+        "proximal_logprobs": batch.proximal_logprobs,
+        "ref_logprobs": batch.ref_logprobs,
+    }
+    return {name: array for name, array in named.items() if array is not None}
 
 
 def _advantages(algorithm, state, batch, values=None, bootstrap_values=None):

@@ -230,7 +230,11 @@ class Trainer:
 
     def step(self, batch, *, state=None, critic_only=False):
         state = self.state() if state is None else state
-        return self.jitted(state, batch, np.bool_(critic_only))
+        return self.jitted(state, batch, np.bool_(critic_only))[:2]
+
+    def evidence(self, batch, *, critic_only=False):
+        """What the first step from the initial state says about each token."""
+        return self.jitted(self.state(), batch, np.bool_(critic_only))[2]
 
 
 def assert_equal(left, right):
