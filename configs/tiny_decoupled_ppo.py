@@ -23,7 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
             "advantage": {
                 "discount": 1.0,  # per action token
                 "lambda_": 0.95,  # of the policy's GAE
-                "critic_lambda": 1.0,  # of the critic's target; 1 = realised return
+                "critic_lambda": 0.95,  # of the critic's target: the same, so it is A + V
             },
             "whitening": {
                 "eps": 1e-8,  # added to the deviation over the batch

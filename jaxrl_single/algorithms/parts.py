@@ -125,8 +125,10 @@ def _named_by(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[s
 _CRITIC = {"discount": 1.0, "lambda_alpha": 1.5, "critic_lambda": 1.0}
 ADVANTAGES: dict[str, Part] = {
     "critic_gae": Part(critic_gae.critic_gae, _CRITIC),
+    # One lambda for both, as in GAE (arXiv 1506.02438) and PPO: the target is A + V. A critic
+    # with a lambda of its own came with VC-PPO (arXiv 2503.01491) and VAPO.
     "fixed_gae": Part(
-        critic_gae.fixed_gae, {"discount": 1.0, "lambda_": 0.95, "critic_lambda": 1.0}
+        critic_gae.fixed_gae, {"discount": 1.0, "lambda_": 0.95, "critic_lambda": 0.95}
     ),
     "step_average": Part(step_gae.step_average, _CRITIC),
     "step_last": Part(step_gae.step_last, _CRITIC),
@@ -185,7 +187,9 @@ KEEP_RULES: dict[str, Part] = {
     "none": Part(none.none),
     "dis": Part(dis.dis, {"low": 0.3, "high": 5.0}),
     "icepop": Part(icepop.icepop, {"low": 0.5, "high": 5.0}),
-    "kpop": Part(kpop.kpop, {"threshold": 2.0}),
+    # 0.1 is the authors' (ringtech.notion.site/kpop, as prime-rl #3283 reads it). 2.0, from an
+    # example of AReaL #1405, keeps a token whose probability went from 0.05 to 0.5.
+    "kpop": Part(kpop.kpop, {"threshold": 0.1}),
     "estr": Part(
         estr.estr, {"tau": 0.0, "masked_fraction": 7e-4, "offset": 0.01}, init=estr.estr_init
     ),
@@ -219,7 +223,9 @@ OBJECTIVES: dict[str, Part] = {
     "score": Part(score.score),
     "ppo_clip": Part(ppo_clip.ppo_clip, {"low": 0.2, "high": 0.2}),
     "gspo": Part(gspo.gspo, {"low": 3e-4, "high": 4e-4}, couples=True),
-    "cispo": Part(cispo.cispo, {"low": 1.0, "high": 0.28}),
+    # A weight of at most 5. The paper gives no number; ScaleRL (arXiv 2510.13786) finds 4 to 8
+    # equally good, TRL and ms-swift take 5. PPO's 0.28 would cap what CISPO means to let through.
+    "cispo": Part(cispo.cispo, {"low": 1.0, "high": 4.0}),
     "bellman_bpo": Part(bellman_bpo.bellman_bpo, {"eps": 0.1, "cap": 3.0}),
     "bellman_bpo_exact": Part(bellman_bpo_exact.bellman_bpo_exact, {"eta": 1.0}, couples=True),
     "klpo": Part(

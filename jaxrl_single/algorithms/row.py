@@ -13,7 +13,7 @@ from jaxrl_single.ops import reduce
 RATIO_REFERENCES = ("rollout", "proximal")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # by identity, so that jit takes it as static
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """One row.
 
@@ -49,6 +49,10 @@ class Algorithm:
     num_policy_epochs: int = 1
     num_minibatches: int = 1
     fixed_length: int = 0
+
+    def __hash__(self) -> int:
+        """So that jit takes a row as a static argument; its mappings have no hash of their own."""
+        return hash(self.name)
 
     @property
     def reads(self) -> frozenset[str]:

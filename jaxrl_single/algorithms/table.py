@@ -94,6 +94,8 @@ _ROWS = (
         keep_rule=KEEP_RULES["none"],
         objective=OBJECTIVES["ppo_clip"],
         reduction="token_mean",
+        # The paper has the KL within the reward, beta 0.05. In the loss the critic's target is the
+        # return of the task alone, so that its explained variance can be compared between rows.
         terms={"reference_kl": TERMS["reference_kl"].having(coefficient=0.05)},
         num_critic_steps=1,
     ),

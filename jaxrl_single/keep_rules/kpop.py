@@ -19,8 +19,8 @@ def kpop(
 
     kl2 is the KL divergence of the events "this token" and "another token". Unlike a band of
     ratios it does not drop every unlikely token whose ratio happens to be wild. See
-    https://ringtech.notion.site/kpop. Published thresholds are 2.0 and, beside a band of ratios,
-    0.9.
+    https://ringtech.notion.site/kpop. The authors' threshold is 0.1; others use
+    2.0 and, beside a band of ratios, 0.9.
 
     Args:
       policy_logprobs, rollout_logprobs: per token; anything where action_mask is False.

@@ -220,7 +220,7 @@ def icepop(b, A):
 
 
 def kpop(b, A):
-    return each(lambda p, q: np.maximum(kl2(p, q, 1e-8), kl2(q, p, 1e-8)) <= 2.0, b.pi, b.mu)
+    return each(lambda p, q: np.maximum(kl2(p, q, 1e-8), kl2(q, p, 1e-8)) <= 0.1, b.pi, b.mu)
 
 
 def estr(b, A):

@@ -242,7 +242,7 @@ _TABLE = {
     "dr_grpo": score_function(group_mean, ind.everything, ind.clipped(0.2, 0.2), "fixed_length"),
     "rloo": score_function(leave_one_out, ind.everything, ind.ratio, "sequence_sum"),
     "gspo": score_function(ind.normalised, ind.everything, ind.gspo, "sequence_mean"),
-    "cispo": score_function(ind.normalised, ind.everything, ind.capped(0.0, 1.28), "token_mean"),
+    "cispo": score_function(ind.normalised, ind.everything, ind.capped(0.0, 5.0), "token_mean"),
     "sapo": score_function(ind.normalised, ind.soft_gate, ind.ratio, "sequence_mean"),
     "icepop": score_function(
         ind.normalised, ind.icepop, ind.clipped(0.2, 0.2, "proximal_logprobs"), "sequence_mean"
