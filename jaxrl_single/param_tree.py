@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+_BLOCK = 2**20  # numbers looked at together
 Params = Mapping[str, Any]  # nested; the leaves are arrays of numpy or jax, or anything else
 
 
@@ -27,6 +30,17 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = leaf
     return params
+
+
+def not_finite(array: np.ndarray) -> str | None:
+    """The first number of an array that is NaN or infinite, such as "nan at [3, 5]", or None."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        sound = np.isfinite(flat[start : start + _BLOCK])
+        if not sound.all():
+            place = np.unravel_index(start + int(sound.argmin()), array.shape)
+            return f"{float(array[place])} at {[int(index) for index in place]}"
+    return None
 
 
 def _walk(node: Params, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -24,10 +24,10 @@ class InvalidMessage(ValueError):
 class Request:
     """Asks for one turn of an episode.
 
-    The distribution that a token is drawn from: the logits are divided by the temperature; biases
-    are added, and all but the allowed tokens forbidden; the top_k likeliest stay; of these the
-    likeliest stay until they hold top_p of the mass; of these the ones at least min_p times as
-    likely as the likeliest stay. Tokens as likely as the last that stays, stay too.
+    The distribution that a token is drawn from: biases are added to the logits, and all but the
+    allowed tokens forbidden; the result is divided by the temperature; the top_k likeliest stay; of
+    these the likeliest stay until they hold top_p of the mass; of these the ones at least min_p
+    times as likely as the likeliest stay. Tokens as likely as the last that stays, stay too.
 
     Attributes:
       session: name of the episode; the sampler keeps the session's cache between its turns.
@@ -41,7 +41,7 @@ class Request:
       top_k: 0 = off.
       top_p: in (0, 1], 1 = off.
       min_p: in [0, 1], 0 = off.
-      logit_bias: (token, value) pairs.
+      logit_bias: (token, value) pairs, added to the logits before the temperature divides them.
       allowed_token_ids: the only tokens that may be drawn; empty = all.
       stop: sampling ends when the text of the new tokens contains one of these strings. The tokens
         after the one that completes the string are not part of the answer.

@@ -16,7 +16,8 @@ def parse(text: str) -> Any:
     """
     try:
         found = json.loads(text, parse_constant=_refuse_constant, strict=False)
-        json.dumps(found, ensure_ascii=False).encode()
+        # Numbers too large for a float are read as infinite ones.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return found

@@ -27,6 +27,7 @@ from jaxrl_single import wire, workdir
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.lab import prompts_file, resumable
 from jaxrl_single.models import api, hf, hf_config, pretrained
+from jaxrl_single.sampler import checks
 from jaxrl_single.sampler import engine as engine_lib
 
 _PAGE_SIZE = 32  # tokens
@@ -86,6 +87,8 @@ def generate(
 
     Raises:
       ValueError: something of the checkpoint, the prompts or the settings is not in order.
+      FloatingPointError: the weights, finite themselves, compute no finite logits for an answer;
+        the other answers are written.
       OSError: a file cannot be read or written.
     """
     output = pathlib.Path(output)
@@ -98,7 +101,7 @@ def generate(
 def _complete(
     output: pathlib.Path, source: _Source, num_slots: int, report: resumable.Report
 ) -> dict[str, float]:
-    """Adds the answers that are missing and puts all in order; returns as `generate`."""
+    """Adds the answers that are missing and puts all in order; returns and raises as `generate`."""
     sampling = source.sampling
     total = len(source.prompts) * sampling.n
     done = {(line["index"], line["sample"]) for line in workdir.read_jsonl(output)}
@@ -109,6 +112,7 @@ def _complete(
         if (prompt.index, sample) not in done
     ]
     generated, compile_s, seconds = 0, 0.0, 0.0
+    failed: list[tuple[prompts_file.Prompt, int, checks.NotFinite]] = []
     if missing:
         report(len(done), total, "reading the checkpoint")
         # By the whole file, so that a rerun samples with the same number of slots.
@@ -118,12 +122,18 @@ def _complete(
         compile_s = resumable.timed(engine.warm_up)
         began = time.perf_counter()
         for prompt, sample, answer in _answers(engine, source, missing, _QUEUED * num_slots):
+            if isinstance(answer, checks.NotFinite):
+                failed.append((prompt, sample, answer))
+                continue
             workdir.append_jsonl(output, source.line(prompt, sample, answer))
             done.add((prompt.index, sample))
             generated += len(answer.tokens)
             seconds = time.perf_counter() - began
             report(len(done), total, f"{generated / seconds:.0f} tokens/s")
-    _put_in_order(output)
+    if done:
+        _put_in_order(output)
+    if failed:
+        raise _not_finite(failed)
     return {
         "tokens_per_s": generated / seconds if seconds else 0.0,
         "generated_tokens": generated,
@@ -244,7 +254,7 @@ def _answers(
     source: _Source,
     missing: Sequence[tuple[prompts_file.Prompt, int]],
     most: int,
-) -> Iterator[tuple[prompts_file.Prompt, int, wire.Completion]]:
+) -> Iterator[tuple[prompts_file.Prompt, int, wire.Completion | checks.NotFinite]]:
     """The answers in the order in which they finish; `most` are under way at once."""
     waiting = iter(missing)
     running: dict[futures.Future, tuple[prompts_file.Prompt, int]] = {}
@@ -257,7 +267,23 @@ def _answers(
         for future in [future for future in running if future.done()]:
             prompt, sample = running.pop(future)
             engine.release(f"{prompt.index}/{sample}")
-            yield prompt, sample, future.result()
+            problem = future.exception()
+            if problem is not None and not isinstance(problem, checks.NotFinite):
+                raise problem
+            yield prompt, sample, problem or future.result()
+
+
+def _not_finite(
+    failed: Sequence[tuple[prompts_file.Prompt, int, checks.NotFinite]],
+) -> FloatingPointError:
+    prompt, sample, problem = min(failed, key=lambda found: (found[0].index, found[1]))
+    token = problem.place - len(prompt.tokens)
+    return FloatingPointError(
+        f"prompt {prompt.index} (from 0), sample {sample}: the weights, finite themselves, give "
+        f"token {token} of the answer logits that are not finite; nothing is sampled from those. "
+        f"{len(failed)} answers failed so, the others are written. Look for a weight that is much "
+        "too large, or compute with --dtype=float32"
+    )
 
 
 def _put_in_order(output: pathlib.Path) -> None:

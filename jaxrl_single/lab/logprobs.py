@@ -67,6 +67,7 @@ def score(
 
     Raises:
       ValueError: something of the checkpoint, the lines or the settings is not in order.
+      FloatingPointError: the weights, finite themselves, compute no finite log-prob for a token.
       OSError: a file cannot be read or written.
     """
     if chunk < 1:
@@ -78,17 +79,18 @@ def score(
     given = token_lines.read(lines, vocab_size=checkpoint.config.vocab_size)
     with resumable.claimed(output, _settings(checkpoint, given)):
         _note_long(given, checkpoint.description.context_length, note)
-        return _complete(output, checkpoint, given, chunk, report)
+        return _complete(output, lines, checkpoint, given, chunk, report)
 
 
 def _complete(
     output: pathlib.Path,
+    lines: str | os.PathLike,
     checkpoint: pretrained.Pretrained,
     given: Sequence[token_lines.Line],
     chunk: int,
     report: resumable.Report,
 ) -> dict[str, float]:
-    """Adds the lines that are missing; returns as `score`."""
+    """Adds the lines that are missing; returns and raises as `score`."""
     # Lines are finished in order, so what is there is the beginning.
     missing = given[len(workdir.read_jsonl(output)) :]
     total, left = (sum(len(line.tokens) for line in some) for some in (given, missing))
@@ -106,6 +108,7 @@ def _complete(
 
         results = reader.score((line.tokens for line in missing), tell)
         for line, scores in zip(missing, results, strict=True):
+            _refuse_not_finite(lines, line, scores)
             workdir.append_jsonl(output, _record(line, scores))
         seconds = time.perf_counter() - began
     return {
@@ -324,6 +327,17 @@ def _note_long(
         note(
             f"line {long[0]} is longer than the model's context of {context_length} tokens "
             f"({len(long)} lines are); it is scored all the same"
+        )
+
+
+def _refuse_not_finite(lines: str | os.PathLike, line: token_lines.Line, scores: Scores) -> None:
+    sound = np.isfinite(scores.logprobs) & np.isfinite(scores.entropies)
+    if not sound.all():
+        place = 1 + int(sound.argmin())  # the first token has no score
+        raise FloatingPointError(
+            f"{lines}, line {line.number}: the weights, finite themselves, give token_ids[{place}] "
+            f"= {line.tokens[place]} no finite log-prob; the lines before it are written. Look for "
+            "a weight that is much too large, or compute with --dtype=float32"
         )
 
 

@@ -109,7 +109,8 @@ def write(
 
     Raises:
       FileExistsError: the directory exists.
-      ValueError, OSError: a tensor is not what it should be, or cannot be read or written.
+      ValueError, OSError: a tensor is not what it should be (its numbers are finite, for one), or
+        cannot be read or written.
     """
     directory = pathlib.Path(directory)
     if directory.exists():
@@ -118,9 +119,15 @@ def write(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with atomic.replacing(directory) as writing:
         writing.mkdir()
-        hf_files.write(writing, places, found, max_shard_bytes=max_shard_bytes)
+        hf_files.write(writing, places, _finite(found), max_shard_bytes=max_shard_bytes)
         write_text(writing)
         hf_config.write(writing, description, is_critic=is_critic)
+
+
+def _finite(found: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, array in found:
+        pretrained.refuse_not_finite(f"tensor {name}", array)
+        yield name, array
 
 
 def tensors(

@@ -107,6 +107,9 @@ class Pretrained:
         Args:
           path: such as "layers/attention/q_proj".
           index: a slice for each axis, without steps; None = all of it.
+
+        Raises:
+          ValueError: a number is not finite, as it is stored or in the dtype of the model.
         """
         shape = self.leaf_shapes()[path]
         index = tuple(slice(None) for _ in shape) if index is None else index
@@ -119,6 +122,7 @@ class Pretrained:
         for place in np.ndindex(*array.shape[:leading]):
             name = names[tuple(ranges[axis][number] for axis, number in enumerate(place))]
             array[place or ...] = self._read(name, bounds[leading:])
+            refuse_not_finite(f"{self.path}: tensor {name}", array[place or ...])
         return array
 
     def params(self) -> dict[str, Any]:
@@ -179,6 +183,16 @@ class Pretrained:
                     f"{self.path}: tie_word_embeddings is true, and {name} differs from the "
                     "embedding; set tie_word_embeddings to false in config.json"
                 )
+
+
+def refuse_not_finite(what: str, array: np.ndarray) -> None:
+    """Raises ValueError for the first number that is NaN or infinite."""
+    found = param_tree.not_finite(array)
+    if found is not None:
+        raise ValueError(
+            f"{what} holds a number that is not finite: {found} (of shape {list(array.shape)}, "
+            f"{array.dtype}); such weights compute nothing, take a sound checkpoint"
+        )
 
 
 def locate(path: str | os.PathLike) -> pathlib.Path:

@@ -28,8 +28,11 @@ def log_softmax(logits: jax.Array, temperature: jax.Array | float) -> jax.Array:
 
 
 def entropy(logprobs: jax.Array) -> jax.Array:
-    """Entropy in nats of log-probabilities [..., V] over the full vocabulary, [...]."""
-    possible = logprobs > -jnp.inf
+    """Entropy in nats of log-probabilities [..., V] over the full vocabulary, [...].
+
+    NaN, of logits that are not finite, stays NaN.
+    """
+    possible = logprobs != -jnp.inf
     finite = jnp.where(possible, logprobs, 0.0)
     return -jnp.sum(jnp.where(possible, jnp.exp(finite) * finite, 0.0), axis=-1)
 

@@ -22,6 +22,7 @@ from jaxrl_single.rollout import connections, sampler_choice
 
 _RELEASE_S = 10.0  # for a goodbye; a sampler that does not hear it drops idle sessions by itself
 _BUSY_S = 1.0  # between tries when a sampler refuses without saying for how long
+_NOT_FINITE = "not_finite"  # code of sampler/service/http_errors.py
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +96,7 @@ class HttpClient:
         Raises:
           ValueError: the sampler refuses the request for good (400, 401, 404, 413), with its
             reason, or answers with what is no completion.
+          FloatingPointError: the weights compute no finite logits for this request.
           RuntimeError: no sampler has answered for `patience_s`; the last failure is the cause.
         """
         session = self._sessions.setdefault(request.session, _Session(request.session))
@@ -197,9 +199,11 @@ class HttpClient:
             raise _Lost(f"{type(error).__name__}: {error}") from error
         if response.status == 200:
             return _json(body)
-        reason = f"{url}/{verb} answers {response.status}: {_error_message(body)}"
+        reason = f"{url}/{verb} answers {response.status}: {_error(body, 'message')}"
         if response.status in (409, 429) or "Retry-After" in response.headers:
             raise _Busy(reason, _retry_after(response.headers.get("Retry-After")))
+        if response.status >= 500 and _error(body, "code") == _NOT_FINITE:
+            raise FloatingPointError(reason)  # every sampler of these weights would say the same
         if response.status >= 500:
             raise _Lost(reason)
         raise ValueError(reason)
@@ -229,10 +233,10 @@ def _json(body: bytes) -> Any:
         raise wire.InvalidMessage(f"the sampler's answer is not JSON: {body[:80]!r}") from error
 
 
-def _error_message(body: bytes) -> str:
-    """What the sampler says is wrong, in OpenAI's form of errors or any other."""
+def _error(body: bytes, field: str) -> str:
+    """A field of what the sampler says is wrong, in OpenAI's form of errors or any other."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(json.loads(body)["error"][field])
     except (ValueError, TypeError, KeyError):
         return body[:200].decode(errors="replace")
 

@@ -102,6 +102,7 @@ class VllmClient:
 
         Raises:
           ValueError: the request is wrong, or asks for what vLLM can't do.
+          FloatingPointError: a log-prob is not finite.
           RuntimeError: the server has not answered for `patience_s`.
         """
         _refuse(request)
@@ -306,6 +307,13 @@ def _check(choice: dict[str, Any]) -> None:
             f"vLLM answers {count} tokens, of which {tagged} have a version; all tokens need one "
             "and a log-prob"
         )
+    for entry in choice["logprobs"]["content"] if count else ():
+        value = entry["logprob"]
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise FloatingPointError(
+                f"vLLM gives a sampled token the log-prob {value}: its weights compute no finite "
+                "logits for this request"
+            )
 
 
 def _entropy(row: list[dict[str, Any]]) -> float:

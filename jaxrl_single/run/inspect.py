@@ -19,7 +19,11 @@ def main() -> int:
     )
     parser.add_argument("workdir", metavar="WORKDIR")
     paths = workdir.Workdir(parser.parse_args().workdir)
-    return command_line.tool(lambda: print(json.dumps(inspect.inspect(paths), indent=2)))
+
+    def show() -> None:
+        print(json.dumps(workdir.plain(inspect.inspect(paths)), indent=2, allow_nan=False))
+
+    return command_line.tool(show)
 
 
 if __name__ == "__main__":

@@ -24,4 +24,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def run(work: Callable[[], dict[str, Any]]) -> int:
     """Prints what `work` returns as a line of JSON; returns the exit code: 0, 2 or 130."""
-    return command_line.tool(lambda: print(json.dumps(work())))
+
+    def show() -> None:
+        print(json.dumps(work(), allow_nan=False))
+
+    return command_line.tool(show, for_people=(FloatingPointError,))

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl_single import wire
-from jaxrl_single.sampler import decode, pages, prefix, reading, slots, stops
+from jaxrl_single.sampler import checks, decode, pages, prefix, reading, slots, stops
 from jaxrl_single.sampler import programs as programs_lib
 from jaxrl_single.sampler import settings as settings_lib
 
@@ -287,7 +287,25 @@ class Batch:
         self.counts["steps"] += int(sampled.steps)
         self.counts["slot_steps"] += int(sampled.steps) * len(of_slots)
         self.counts["tokens"] += int(self._slots.lengths.sum()) - num_known
+        for slot in of_slots[sampled.broken].tolist():
+            self._mend(slot)
         self._answer(finished)
+
+    def _mend(self, slot: int) -> None:
+        """Its logits were no distribution: the turn reads all again once, then it fails."""
+        self._programs.clear(self._pages.table[slot, : self._pages.counts[slot]].tolist())
+        if self._slots.clear(slot):
+            return
+        job, state = self._jobs.pop(slot), self._slots
+        problem = checks.NotFinite(
+            job.request.session,
+            version=self.version,
+            place=int(state.lengths[slot]),
+            num_sampled=int(state.lengths[slot] - state.firsts[slot]),
+        )
+        self._pages.give_back(slot)
+        state.end(slot)
+        job.future.set_exception(problem)
 
     def _answer(self, finished: dict[int, bool]) -> None:
         ends: dict[int, tuple[str, str | int | None]] = {}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_single import wire
+from jaxrl_single import param_tree, wire
 from jaxrl_single.models import api
 from jaxrl_single.sampler import restrict
 from jaxrl_single.sampler import slots as slots_lib
@@ -27,6 +27,22 @@ _RANGES = {  # field -> what it must be, in words and as a test that NaN fails
     "top_p": ("in (0, 1]", lambda number: 0 < number <= 1),
     "min_p": ("in [0, 1]", lambda number: 0 <= number <= 1),
 }
+
+
+class NotFinite(FloatingPointError):
+    """The weights, finite themselves, compute no distribution for an episode; others go on.
+
+    Attributes:
+      place: of the token that could not be sampled, from 0 in the episode.
+    """
+
+    def __init__(self, session: str, *, version: int, place: int, num_sampled: int):
+        super().__init__(
+            f"session {session!r}: the weights of version {version} give logits that are not "
+            f"finite for token {place} of the episode, after {num_sampled} sampled ones; nothing "
+            "is sampled from them. Look for a weight that is much too large, or compute in float32"
+        )
+        self.place = place
 
 
 def request_tokens(request: wire.Request, *, vocab_size: int, has_text: bool = True) -> np.ndarray:
@@ -86,14 +102,19 @@ def same_form(ours: api.Params, theirs: api.Params) -> None:
 
 def finite(params: api.Params) -> None:
     """Raises ValueError if a number of params is infinite or not a number."""
-    flags = jax.device_get(jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params))
-    odd = [path for path, sound in jax.tree_util.tree_leaves_with_path(flags) if not sound]
+    odd = [path for path, leaf in param_tree.flatten(params).items() if not _is_finite(leaf)]
     if odd:
-        path = jax.tree_util.keystr(odd[0], simple=True, separator="/")
         raise ValueError(
-            f"these weights can't be used: {path} holds a number that is not finite; "
+            f"these weights can't be used: {odd[0]} holds a number that is not finite; "
             f"{len(odd)} tensors do in all"
         )
+
+
+def _is_finite(leaf: np.ndarray | jax.Array) -> bool:
+    """Where it lies: arrays of the host are not sent to a device for this."""
+    if isinstance(leaf, jax.Array):
+        return bool(jnp.isfinite(leaf).all())
+    return param_tree.not_finite(leaf) is None
 
 
 def _ids(ids: Sequence[int], vocab_size: int, where: str) -> None:

@@ -110,6 +110,8 @@ class Sampled:
       entropies: f32 [chunk, S], nats, of the full distribution.
       counts: i32 [S].
       stopped: bool [S], the last sampled token is a stop token.
+      broken: bool [S], a step had logits that are no distribution (NaN, +inf, or -inf for all that
+        is allowed): it sampled nothing, and was the slot's last one.
       steps: i32 [], steps that were taken.
       recorded: [chunk, S, width], the fields that `types.Record` asks for, by name; zeros where no
         slot wants them.
@@ -123,6 +125,7 @@ class Sampled:
     entropies: jax.Array
     counts: jax.Array
     stopped: jax.Array
+    broken: jax.Array
     steps: jax.Array
     recorded: recording.Rows
     expert_ids: jax.Array | None
@@ -201,7 +204,8 @@ def decode_chunk(
         results = _results(logits, rows, draws, step, record)
         if record.experts:
             results["expert_ids"] = expert_ids
-        sampled, active = _append(state, rows, results)
+        broken = state.active & results.pop("broken")
+        sampled, active = _append(state, rows, results, broken)
         return _State(cache, results["tokens"], active, sampled)
 
     nothing = _nothing_sampled(policy.config, len(rows.active), num_steps, record)
@@ -220,6 +224,12 @@ def resize(policy: api.Policy, cache: Any, num_pages: int) -> Any:
 def copy_pages(policy: api.Policy, cache: Any, sources: np.ndarray, targets: np.ndarray) -> Any:
     """Pages `sources` i32 [n] go to `targets` [n]; a target beyond the cache is ignored."""
     return policy.copy_pages(cache, sources, targets)
+
+
+@functools.partial(jax.jit, donate_argnames=("cache",))
+def clear_pages(cache: Any, pages: np.ndarray) -> Any:
+    """Zeros in `pages` i32 [n]; one beyond the cache is ignored."""
+    return jax.tree.map(lambda pool: pool.at[pages].set(0, mode="drop"), cache)
 
 
 def num_compilations() -> int:
@@ -263,7 +273,7 @@ def _draws(rows: Rows, num_steps: int, record: types.Record, vocab_size: int) ->
 def _results(
     logits: jax.Array, rows: Rows, draws: _Draws, step: jax.Array, record: types.Record
 ) -> dict[str, Any]:
-    """One step's row of each field of `Sampled` that holds one for every step."""
+    """One step's row of each field of `Sampled` that holds one for every step, and `broken`."""
     table = logprob_ops.log_softmax(logits, rows.temperatures[:, None])
     drawn_from = jax.lax.cond(
         draws.restricted,
@@ -278,6 +288,8 @@ def _results(
         "logprobs": _pick(drawn_from, tokens),
         "untruncated_logprobs": _pick(table, tokens),
         "entropies": logprob_ops.entropy(table),
+        # A log-softmax is NaN as a whole or nowhere, so one column tells of all.
+        "broken": jnp.isnan(drawn_from[:, 0]),
         "recorded": jax.lax.cond(
             rows.wanted.any(),
             lambda: recording.rows(record, table, draws.aux_uniforms[step]),
@@ -291,10 +303,12 @@ def _pick(table: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(table, tokens[:, None], axis=-1)[:, 0]
 
 
-def _append(state: _State, rows: Rows, results: dict[str, Any]) -> tuple[Sampled, jax.Array]:
+def _append(
+    state: _State, rows: Rows, results: dict[str, Any], broken: jax.Array
+) -> tuple[Sampled, jax.Array]:
     """(what was sampled with one step more, which slots go on)."""
     sampled, step = state.sampled, state.sampled.steps
-    sampling = state.active & (step >= rows.num_known - 1)
+    sampling = state.active & ~broken & (step >= rows.num_known - 1)
     appended = {
         name: jax.tree.map(
             lambda array, row: array.at[step].set(row.astype(array.dtype)),
@@ -307,10 +321,12 @@ def _append(state: _State, rows: Rows, results: dict[str, Any]) -> tuple[Sampled
         sampled,
         counts=sampled.counts + sampling,
         stopped=sampled.stopped | (sampling & _is_stop(results["tokens"], rows.stop_tokens)),
+        broken=sampled.broken | broken,
         steps=step + 1,
         **appended,
     )
-    return sampled, state.active & ~sampled.stopped & (sampled.counts < rows.budgets)
+    going_on = ~sampled.stopped & ~sampled.broken & (sampled.counts < rows.budgets)
+    return sampled, state.active & going_on
 
 
 def _nothing_sampled(config: Any, num_slots: int, num_steps: int, record: types.Record) -> Sampled:
@@ -323,6 +339,7 @@ def _nothing_sampled(config: Any, num_slots: int, num_steps: int, record: types.
         entropies=empty,
         counts=jnp.zeros(num_slots, jnp.int32),
         stopped=jnp.zeros(num_slots, bool),
+        broken=jnp.zeros(num_slots, bool),
         steps=jnp.zeros((), jnp.int32),
         recorded={
             name: jnp.zeros((num_steps, *row.shape), row.dtype)

@@ -88,8 +88,10 @@ class Engine:
           text_of: the text of tokens, for stop strings.
 
         Raises:
-          ValueError: a size or choice is not allowed, or the model can't give what `record` asks.
+          ValueError: a size or choice is not allowed, the model can't give what `record` asks, or
+            params hold a number that is not finite.
         """
+        checks.finite(params)
         settings = settings_lib.Settings(
             num_slots=num_slots,
             cache_length=cache_length,
@@ -153,6 +155,8 @@ class Engine:
         Args:
           on_tokens: called in the engine's thread after each chunk with what it added to the
             answer, as a completion that is "unfinished"; it must be quick.
+
+        The future fails with checks.NotFinite if the weights compute no finite logits for it.
 
         Raises:
           ValueError: the request is wrong; the message names the field.

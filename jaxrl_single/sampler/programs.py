@@ -81,6 +81,13 @@ class Programs:
             pairs[0], pairs[0, :count], pairs[1, :count] = 0, sources[part], targets[part]
             self._cache = decode.copy_pages(self._policy, self._cache, pairs[0], pairs[1])
 
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zeros in pages: what lies behind the tokens of a page's next owner must be finite."""
+        for begin in range(0, len(pages), _COPIES):
+            part = np.full(_COPIES, np.iinfo(np.int32).max, np.int32)
+            part[: len(pages[begin : begin + _COPIES])] = pages[begin : begin + _COPIES]
+            self._cache = decode.clear_pages(self._cache, part)
+
     def resize(self, num_pages: int) -> None:
         """The pool keeps its first pages."""
         self._cache = decode.resize(self._policy, self._cache, num_pages)

@@ -1,8 +1,9 @@
 """The distribution that a slot really draws from when a request restricts it.
 
-The order is that of `wire.Request`: temperature (applied before), biases and allowed tokens, top-k,
-top-p of what is left, min-p of what is left. Tokens as likely as the last one that stays, stay too,
-so what stays does not depend on the order of ids.
+The order is that of `wire.Request`: biases and allowed tokens, temperature, top-k, top-p of what is
+left, min-p of what is left. The temperature has been applied when a restriction gets its row, so a
+bias is divided by it here. Tokens as likely as the last one that stays, stay too, so what stays
+does not depend on the order of ids.
 
 No row is sorted. A cutoff is found by bisection over the 2^32 float32 numbers, taken as integers in
 their order: 32 sums over the vocabulary, which cost XLA:CPU a twentieth of its sort.
@@ -33,7 +34,8 @@ class Limits:
       min_ps: f32 in [0, 1], 0 = off.
       greedy: bool, only the likeliest token (the first of equals) may be drawn.
       bias_tokens: i32 [S, MAX_BIASED], NO_TOKEN where unused; no token twice in a row.
-      bias_values: f32 [S, MAX_BIASED], added to the log-probs of bias_tokens.
+      bias_values: f32 [S, MAX_BIASED], added to the log-probs of bias_tokens: the biases of the
+        logits over the temperature.
       allowed_only: bool, only bias_tokens may be drawn.
     """
 
@@ -74,7 +76,9 @@ class Limits:
         self.greedy[slot] = request.temperature == 0
         self.bias_tokens[slot] = NO_TOKEN
         self.bias_tokens[slot, : len(values)] = list(values)
-        self.bias_values[slot, : len(values)] = list(values.values())
+        # softmax((logits + bias) / T) is the softmax of log softmax(logits / T) + bias / T.
+        scale = request.temperature or 1.0  # greedy: the likeliest of logits + bias
+        self.bias_values[slot, : len(values)] = [value / scale for value in values.values()]
         self.allowed_only[slot] = bool(request.allowed_token_ids)
 
     def clear(self, slot: int) -> None:

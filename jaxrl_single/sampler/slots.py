@@ -79,6 +79,7 @@ class Slots:
         self._recorded: list[list[dict[str, np.ndarray]]] = [[] for _ in range(num_slots)]
         self._reused = np.zeros(per_slot, np.int32)
         self._reread = np.zeros(per_slot, np.bool_)  # the turn has begun to read again after a swap
+        self._cleared = np.zeros(per_slot, np.bool_)  # of the turn, see `clear`
         self._owner: dict[str, int] = {}  # session -> slot
         self._clock = 0
 
@@ -116,7 +117,7 @@ class Slots:
         self.tokens[slot, :length] = tokens
         self.reading[slot, start:] = FED
         self.reading[slot, start : length - 1] = how
-        self.starts[slot], self._reread[slot] = start, False
+        self.starts[slot], self._reread[slot], self._cleared[slot] = start, False, False
         self._drawn_from[slot] = 0
         self.lengths[slot] = self.firsts[slot] = length
         self._reused[slot] = self.cached[slot]
@@ -176,6 +177,18 @@ class Slots:
         self._reused[slot] *= self.lengths[slot] > self.firsts[slot]
         self._reread[slot] = False
         self.matching[slot] = self.active[slot] and self.settings.shares
+
+    def clear(self, slot: int) -> bool:
+        """As `drop`, after its logits were no distribution: all is read again, nothing copied.
+
+        Returns:
+          False if the turn has done so before: then its tokens are to blame, and not what another
+          session has left in the pages that it was given or copied.
+        """
+        self.drop(slot)
+        self.matching[slot] = False
+        again, self._cleared[slot] = not self._cleared[slot], True
+        return again
 
     def swap(self) -> None:
         """The weights have changed; slots that nobody holds have been dropped.
@@ -278,11 +291,15 @@ class Slots:
         )
         if turn.stop > turn.start:  # else the tokens that the turn brought were not read
             self.starts[slot] = turn.stop - 1
+        self.end(slot)
+        return answer
+
+    def end(self, slot: int) -> None:
+        """The turn has had its answer, or will get none."""
         self.active[slot] = self.matching[slot] = False
         self.limits.clear(slot)
         self._recorded[slot] = []
         self._touch(slot)
-        return answer
 
     def _ask(self, slot: int, request: wire.Request) -> None:
         room = self.settings.cache_length - int(self.lengths[slot])

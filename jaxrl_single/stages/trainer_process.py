@@ -39,6 +39,7 @@ from jaxrl_single.stages import (
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import compilations, score
 from jaxrl_single.trainer import state as state_lib
+from jaxrl_single.weights import base as weights_base
 from jaxrl_single.weights import filesystem
 
 FOR_PEOPLE = (
@@ -48,6 +49,7 @@ FOR_PEOPLE = (
     gate.GateFailed,
     rl.Diverged,
     waiting.RolloutFailed,
+    weights_base.InvalidWeights,
 )
 _log = logging.getLogger(__name__)
 _GATE_EPISODES = 16

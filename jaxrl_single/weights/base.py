@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ class WeightStore(Protocol):
 
         Raises:
           ValueError: the version is not above every published one (versions are never reused).
+          InvalidWeights: a number is not finite; nothing is published.
           workdir.CannotWrite: the disk is full or the place not writable; nothing of it stays.
         """
         ...
@@ -51,7 +53,7 @@ class WeightStore(Protocol):
 
         Raises:
           MissingVersion: it is not there (any more).
-          InvalidWeights: it is torn, corrupt or of another run.
+          InvalidWeights: it is torn, corrupt, of another run, or a number is not finite.
         """
         ...
 
@@ -68,6 +70,16 @@ def arrays_of(params: Params) -> dict[str, np.ndarray]:
     """
     # Not ascontiguousarray: it would turn a scalar into a vector.
     return {path: np.asarray(leaf, order="C") for path, leaf in param_tree.flatten(params).items()}
+
+
+def refuse_not_finite(place: os.PathLike[str] | str, path: str, array: np.ndarray) -> None:
+    """Raises InvalidWeights for the first number of a tensor that is NaN or infinite."""
+    found = param_tree.not_finite(array)
+    if found is not None:
+        raise InvalidWeights(
+            f"{place}: tensor {path} holds a number that is not finite: {found}; such weights "
+            "sample nothing"
+        )
 
 
 def tensor_sha256(array: np.ndarray) -> str:

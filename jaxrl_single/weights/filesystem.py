@@ -56,10 +56,12 @@ class StoredTensor:
             return tensors.get_slice(self.path)[index]
 
     def sha256(self) -> str:
-        """As `base.tensor_sha256` of the whole."""
+        """As `base.tensor_sha256` of the whole; InvalidWeights if a number of it is not finite."""
         digest = hashlib.sha256()
         for part in self._parts():
-            digest.update(base.bytes_of(np.asarray(self[part])))
+            array = np.asarray(self[part])
+            base.refuse_not_finite(self.file, self.path, array)
+            digest.update(base.bytes_of(array))
         return digest.hexdigest()
 
     def _parts(self) -> list[Any]:
@@ -188,6 +190,8 @@ class FileWeights:
         self, writing: pathlib.Path, version: int, params: base.Params, metadata: dict[str, Any]
     ) -> str:
         flat = base.arrays_of(params)
+        for path, array in flat.items():
+            base.refuse_not_finite(self._place(version), path, array)
         tensors = {path: base.describe(array) for path, array in flat.items()}
         sha256 = base.combined_sha256(tensors)
         manifest = {
@@ -277,3 +281,4 @@ def _check_tensors(
             raise base.InvalidWeights(
                 f"{place}: tensor {path} differs from {_MANIFEST} in {', '.join(wrong)}"
             )
+        base.refuse_not_finite(place, path, array)

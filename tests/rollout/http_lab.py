@@ -32,8 +32,8 @@ def completion(*tokens, version=0):
 class Sampler:
     """Answers /generate with what `answers` gives in turn, then with `completion(9)` for ever.
 
-    An answer is a completion, a (status, message, headers), "hang" (until the client leaves) or
-    "drop" (the connection is closed).
+    An answer is a completion, a (status, message, headers[, code]), "hang" (until the client
+    leaves) or "drop" (the connection is closed).
     """
 
     def __init__(self, *answers):
@@ -71,8 +71,9 @@ class Sampler:
                 raise
         if isinstance(answer, wire.Completion):
             return web.json_response(wire.completion_to_json(answer))
-        status, message, headers = answer
+        status, message, headers, *code = answer
         body = {"error": {"message": message, "type": "x", "param": None, "code": None}}
+        body["error"]["code"] = code[0] if code else None
         return web.json_response(body, status=status, headers=headers)
 
     async def _release(self, http):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_single import wire
 from jaxrl_single.rollout import http_client
+from jaxrl_single.sampler.service import http_errors
 from tests.rollout import http_lab as lab
 
 
@@ -175,6 +176,18 @@ def test_a_refused_request_is_an_error_at_once(answer, words):
         assert len(sampler.requests) == 1
 
     check(body, lab.Sampler(answer))
+
+
+def test_weights_that_compute_nothing_finite_are_no_fault_of_the_sampler():
+    """The error of one episode: asking again, or another sampler, would give the same."""
+
+    async def body(client, sampler):
+        with pytest.raises(FloatingPointError, match="answers 500: not finite for token 7"):
+            await client.generate(lab.request())
+        assert len(sampler.requests) == 1
+        assert (await client.generate(lab.request())).tokens == [9]
+
+    check(body, lab.Sampler((500, "not finite for token 7", {}, http_errors.NOT_FINITE)))
 
 
 def test_an_answer_that_is_no_completion_is_refused():

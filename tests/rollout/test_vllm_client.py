@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -105,6 +106,13 @@ def test_interrupted_turn_goes_on_under_the_new_weights_within_its_budget():
     # The rest of the turn must not repeat the draws of its beginning.
     assert sampling[0]["seed"] != sampling[1]["seed"] == sampling[2]["seed"]
     assert {s["temperature"] for s in sampling} == {0.7}
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf, None])
+def test_log_probs_that_are_not_finite_are_an_error(monkeypatch, number):
+    monkeypatch.setattr(sys.modules[__name__], "LOGPROBS", [-1.0, number, -1.0, -1.0])
+    with pytest.raises(FloatingPointError, match="no finite logits"):
+        generate(Vllm(([0, 1], "4", "length")), vocab_size=1000)
 
 
 def test_stop_token_ends_the_turn_and_belongs_to_it():

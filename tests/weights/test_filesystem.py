@@ -83,6 +83,26 @@ def test_a_tensor_on_disk_is_hashed_in_few_parts(store, monkeypatch):
     }
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_weights_that_are_not_finite_are_neither_published_nor_fetched(
+    store, monkeypatch, number, dtype
+):
+    odd = np.ones((2, 3), dtype)
+    odd[1, 2] = number
+    params = _params(0) | {"odd": odd}
+    words = r"tensor odd holds a number that is not finite: (nan|-?inf) at \[1, 2\]"
+    with pytest.raises(base.InvalidWeights, match=words):
+        store.publish(1, params, metadata={})
+    assert os.listdir(store.directory) == []
+    with monkeypatch.context() as patch:  # of a writer that does not look
+        patch.setattr(base, "refuse_not_finite", lambda *_: None)
+        store.publish(1, params, metadata={})
+    for read in (store.fetch, store.open):
+        with pytest.raises(base.InvalidWeights, match=words):
+            read(1)
+
+
 @pytest.mark.parametrize("key", ["a/b", "", 3])
 def test_a_key_that_is_no_path_element_is_an_error(key):
     with pytest.raises(ValueError, match="keys are non-empty strings"):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -20,6 +23,7 @@ _TYPES = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
+NOT_FINITE = "not_finite"  # code of a request that the weights compute no finite numbers for
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +66,26 @@ class ApiError(Exception):
             headers["Retry-After"] = str(self.retry_after_s)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return web.json_response(self.body(), status=self.status, headers=headers)
+        return json_response(self.body(), status=self.status, headers=headers)
+
+
+def json_text(body: Any) -> str:
+    """Strict JSON, which every client can read.
+
+    Raises:
+      FloatingPointError: a number is NaN or infinite.
+    """
+    try:
+        return json.dumps(body, allow_nan=False)
+    except ValueError as error:
+        raise FloatingPointError(f"the answer is no strict JSON: {error}") from error
+
+
+def json_response(
+    body: Any, *, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})
+) -> web.Response:
+    """An answer of strict JSON; errors as of `json_text`."""
+    return web.json_response(text=json_text(body), status=status, headers=headers)
 
 
 def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -74,8 +97,9 @@ def from_exception(error: Exception) -> ApiError:
     """The answer to any exception of a handler.
 
     ValueError comes from the engine's checks of a request, RecursionError from what is nested too
-    deeply in one, any other RuntimeError from an engine that failed or was stopped; whatever else
-    is a mistake of ours, and is logged.
+    deeply in one, FloatingPointError from weights that compute no finite numbers for it, any other
+    RuntimeError from an engine that failed or was stopped; whatever else is a mistake of ours, and
+    is logged.
     """
     if isinstance(error, ApiError):
         return error
@@ -83,6 +107,8 @@ def from_exception(error: Exception) -> ApiError:
         return wrong(str(error))
     if isinstance(error, RecursionError):
         return wrong("the request is nested too deeply")
+    if isinstance(error, FloatingPointError):
+        return ApiError(500, str(error), code=NOT_FINITE)
     if isinstance(error, RuntimeError):
         return ApiError(503, str(error), code="sampler_unavailable")
     _log.error("a request failed", exc_info=error)
@@ -110,7 +136,9 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        found = json.loads(
+            body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite_float
+        )
     except RecursionError:
         raise wrong("the body is nested too deeply") from None
     except ValueError as error:
@@ -122,6 +150,13 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text:.40} is too large")
+    return number
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:

@@ -21,6 +21,7 @@ from jaxrl_single.envs import tool_formats
 from jaxrl_single.sampler.service import fields as fields_lib
 from jaxrl_single.sampler.service import http_errors, openai_prompts, openai_tools
 
+ALIAS = "policy"  # every server's model, so that a client need not know what is trained
 MAX_CHOICES = 1024  # of one request, over all its prompts
 _COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is absent
 _SEEDS = 2**32
@@ -53,12 +54,21 @@ _NEUTRAL_CHAT = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one server allows and how its model is called; see `server.Server`."""
+    """What one server allows and how its model is called; see `server.Server`.
+
+    Attributes:
+      model_name: the model's own name; `ALIAS` means the same model.
+    """
 
     model_name: str
     max_tokens: int
     max_top_logprobs: int
     tool_format: tool_formats.Format | None = None
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model."""
+        return tuple(dict.fromkeys((ALIAS, self.model_name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,10 +195,11 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
 
 def check_model(model: Any, limits: Limits) -> None:
     """Raises ApiError (404) unless it is None or this server's."""
-    if model is not None and model != limits.model_name:
+    if model is not None and model not in limits.model_names:
         raise http_errors.ApiError(
             404,
-            f"no such model: {model!r:.80}; this server has {limits.model_name!r}",
+            f"no such model: {model!r:.80}; this server has "
+            f"{' and '.join(map(repr, limits.model_names))}, which are the same model",
             param="model",
             code="model_not_found",
         )

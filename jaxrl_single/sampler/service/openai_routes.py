@@ -44,11 +44,13 @@ class OpenAiRoutes:
         ]
 
     async def _models(self, http: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._description()]})
+        listed = [_description(name) for name in self._limits.model_names]
+        return http_errors.json_response({"object": "list", "data": listed})
 
     async def _model(self, http: web.Request) -> web.Response:
-        openai_api.check_model(http.match_info["model"], self._limits)
-        return web.json_response(self._description())
+        name = http.match_info["model"]
+        openai_api.check_model(name, self._limits)
+        return http_errors.json_response(_description(name))
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         return await self._answer(http, openai_api.completion_call)
@@ -85,7 +87,7 @@ class OpenAiRoutes:
                 openai_answers.choice(self._text, call, index, completion)
                 for index, completion in enumerate(completions)
             ]
-        return web.json_response(openai_answers.body(call, head, choices, completions))
+        return http_errors.json_response(openai_answers.body(call, head, choices, completions))
 
     async def _with_prompts(
         self, call: openai_api.Call, engine: engine_lib.Engine, completions: list[wire.Completion]
@@ -102,13 +104,9 @@ class OpenAiRoutes:
         ]
         return choices, completions
 
-    def _description(self) -> dict[str, Any]:
-        return {
-            "id": self._limits.model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "jaxrl_single",
-        }
+
+def _description(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "jaxrl_single"}
 
 
 async def _send(http: web.Request, stream: openai_stream.Stream) -> web.StreamResponse:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -31,7 +30,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(body: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
+    return b"data: " + http_errors.json_text(body).encode() + b"\n\n"
 
 
 class Stream:

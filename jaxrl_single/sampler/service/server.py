@@ -63,7 +63,7 @@ class Server:
           max_body_bytes: of a request.
           max_waiting: requests that may wait for a slot; more are answered with 429.
           max_tokens_limit: most new tokens that one request may ask for.
-          model_name: what clients call the model.
+          model_name: what clients call the model, besides "policy".
           max_top_logprobs: likeliest tokens that OpenAI's endpoints tell; engines record as many.
           topk: of those, how many an answer of /generate has.
           tool_format: how the model calls tools, of envs/tool_formats.py; empty = as its chat
@@ -169,7 +169,7 @@ class Server:
         with self._admission.in_flight(engine, [request.session], once=False):
             completion = await asyncio.wrap_future(engine.submit(request))
         completion = wire.with_topk(completion, self._topk)
-        return web.json_response(wire.completion_to_json(completion))
+        return http_errors.json_response(wire.completion_to_json(completion))
 
     async def _release(self, http: web.Request) -> web.Response:
         body = await http_errors.read_json(http)
@@ -177,7 +177,7 @@ class Server:
         if not isinstance(session, str):
             raise http_errors.wrong("session must be a string", "session")
         self._admission.release(session)
-        return web.json_response({"released": session})
+        return http_errors.json_response({"released": session})
 
     async def _health(self, http: web.Request) -> web.Response:
         engine = self._router.following
@@ -187,13 +187,13 @@ class Server:
             answer = {"status": "waiting for weights", "version": engine.version}
         else:
             answer = {"status": "ok", "version": engine.version}
-        return web.json_response(answer, status=200 if answer["status"] == "ok" else 503)
+        return http_errors.json_response(answer, status=200 if answer["status"] == "ok" else 503)
 
     async def _version(self, http: web.Request) -> web.Response:
-        return web.json_response({"version": self._router.following.version})
+        return http_errors.json_response({"version": self._router.following.version})
 
     async def _stats(self, http: web.Request) -> web.Response:
-        return web.json_response(
+        return http_errors.json_response(
             self._router.stats() | {"requests_in_flight": self._admission.num_in_flight}
         )
 
@@ -205,15 +205,15 @@ class Server:
             loaded = await asyncio.to_thread(self._router.load, version)
         except (weights_base.InvalidWeights, ValueError) as error:
             raise http_errors.wrong(str(error), "version", "invalid_weights") from None
-        return web.json_response({"version": loaded})
+        return http_errors.json_response({"version": loaded})
 
     async def _pause(self, http: web.Request) -> web.Response:
         self._router.following.pause()
-        return web.json_response({"paused": True})
+        return http_errors.json_response({"paused": True})
 
     async def _resume(self, http: web.Request) -> web.Response:
         self._router.following.resume()
-        return web.json_response({"paused": False})
+        return http_errors.json_response({"paused": False})
 
 
 def _check(host: str, token: str | None, **limits: int) -> None:

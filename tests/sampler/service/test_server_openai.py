@@ -52,7 +52,8 @@ def joined(lists) -> list:
 
 
 def test_the_model_is_listed(service, client):
-    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert [model.id for model in client.models.list()] == ["policy", "tiny"]
+    assert client.models.retrieve("policy").id == "policy"
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="'tiny'"):
         client.models.retrieve("gpt-4")
