@@ -355,6 +355,7 @@ def _checkpoint() -> ConfigDict:
         {
             "every_steps": 25,  # RL steps between checkpoints; also at the end and on SIGTERM
             "keep": 2,  # newest checkpoints kept
+            "keep_best": True,  # the policy of the best evaluation stays in WORKDIR/best
         }
     )
 

@@ -7,6 +7,7 @@ processes.json    the processes of the newest start: pid and start time
 status.json       where the run is now: `Status`
 metrics.jsonl     one line per stage and logged step
 evals.jsonl       one line per evaluation: `Eval`
+best/             the policy of the best evaluation, and best.json: that evaluation
 trajectories/     the store (store.py)
 samples/          STEP.safetensors: the evidence of kept steps (evidence.py)
 tokenizer/        of the policy: tokenizer.json, and what else of text its checkpoint had
@@ -74,6 +75,7 @@ class Workdir:
         self.tickets = self.root / "tickets"
         self.samplers = self.root / "samplers"
         self.weights = self.root / "weights"
+        self.best = self.root / "best"
         self.checkpoints = self.root / "checkpoints"
         self.tensorboard = self.root / "tensorboard"
         self.logs = self.root / "logs"
@@ -118,7 +120,8 @@ class Eval:
     """One evaluation: `success` of `n` held-out tasks with its 95 % interval.
 
     `success` is None when n is 0. `step` counts the policy updates of RL that the evaluated
-    weights have seen; all tokens of the evaluation were sampled from `policy_version`.
+    weights have seen; all tokens of the evaluation were sampled from `policy_version`. `outcomes`
+    says of each task with a verdict whether it succeeded; None in records that are older.
     """
 
     stage: str
@@ -128,6 +131,7 @@ class Eval:
     success: float | None
     ci_low: float
     ci_high: float
+    outcomes: dict[str, bool] | None = None
 
 
 def create(root: os.PathLike[str] | str) -> tuple[Workdir, str]:
@@ -206,6 +210,21 @@ def record_eval(paths: Workdir, evaluation: Eval) -> None:
 def read_evals(paths: Workdir) -> list[Eval]:
     """All evaluations in the order in which they were made."""
     return [_record(Eval, record, paths.evals) for record in read_jsonl(paths.evals)]
+
+
+def record_best(paths: Workdir, evaluation: Eval) -> None:
+    """Says which evaluation the weights in best/ are of."""
+    write_json(paths.best / "best.json", {**dataclasses.asdict(evaluation), "outcomes": None})
+
+
+def read_best(paths: Workdir) -> Eval | None:
+    """The evaluation whose weights are kept in best/; None when there is none.
+
+    One that evals.jsonl does not hold any more is none: the run went back to before it.
+    """
+    best = _record(Eval, read_json(paths.best / "best.json"), paths.best / "best.json")
+    known = [dataclasses.replace(one, outcomes=None) for one in read_evals(paths)]
+    return best if best in known else None
 
 
 def newest_checkpoint(directory: pathlib.Path) -> tuple[int, dict[str, Any]] | None:

@@ -7,6 +7,7 @@ import time
 from typing import Any, TextIO
 
 from jaxrl_single import workdir
+from jaxrl_single.metrics import alarms
 from jaxrl_single.report import snapshot as snapshot_lib
 from jaxrl_single.report import wording
 
@@ -36,6 +37,7 @@ class Display:
         self._shown: tuple[str, str] | None = None
         self._shown_step = -1
         self._shown_evaluations: int | None = None
+        self._shown_alarms: set[str] | None = None
         self._off = False
 
     def __enter__(self) -> Display:
@@ -84,6 +86,7 @@ class Display:
 
     def _show(self, snapshot: snapshot_lib.Snapshot, now: float) -> None:
         self._say_evaluations(snapshot)
+        self._say_alarms(snapshot)
         if self._live is not None:
             self._live.update(table(self._title, snapshot), refresh=True)
             return
@@ -102,6 +105,15 @@ class Display:
         for evaluation in snapshot.evaluations[told:]:
             where = f"{wording.stage(evaluation.stage)}, step {evaluation.step}"
             self.say(f"held-out success, {where}: {wording.success(evaluation)}")
+
+    def _say_alarms(self, snapshot: snapshot_lib.Snapshot) -> None:
+        """Each once, when it begins; those of an earlier start were told then."""
+        names = {raised.alarm.name for raised in snapshot.alarms}
+        told = names if self._shown_alarms is None else self._shown_alarms
+        self._shown_alarms = told | names
+        for raised in snapshot.alarms:
+            if raised.alarm.name not in told:
+                self.say(alarms.sentence(raised))
 
 
 def line(snapshot: snapshot_lib.Snapshot) -> str:

@@ -11,6 +11,7 @@ import statistics
 from typing import Any
 
 from jaxrl_single import workdir
+from jaxrl_single.metrics import alarms as alarms_lib
 
 _RECENT = 20  # steps that the time left is judged by
 
@@ -23,12 +24,14 @@ class Snapshot:
       status: the newest status.
       metrics: the newest line of metrics.jsonl of the present stage; {} before the first.
       evaluations: all of them, in order.
+      alarms: those of RL so far.
       seconds_left: of the present stage, by the median of the last steps; None = unknown.
     """
 
     status: workdir.Status
     metrics: dict[str, Any]
     evaluations: tuple[workdir.Eval, ...]
+    alarms: tuple[alarms_lib.Raised, ...]
     seconds_left: float | None
 
 
@@ -40,6 +43,7 @@ class Reader:
         self._metrics = Tail(paths.metrics)
         self._newest: dict[str, dict[str, Any]] = {}
         self._recent: dict[str, collections.deque[tuple[int, float]]] = {}
+        self._alarms = alarms_lib.Watcher()
 
     def snapshot(self) -> Snapshot | None:
         """None before the first status.
@@ -56,6 +60,7 @@ class Reader:
             status=status,
             metrics=self._newest.get(status.stage, {}),
             evaluations=tuple(workdir.read_evals(self._paths)),
+            alarms=tuple(self._alarms.raised()),
             seconds_left=self._seconds_left(status),
         )
 
@@ -66,6 +71,8 @@ class Reader:
             recent.clear()
         recent.append((step, record["time"]))
         self._newest[stage] = record
+        if stage == "rl":
+            self._alarms.take(record)
 
     def _seconds_left(self, status: workdir.Status) -> float | None:
         points = list(self._recent.get(status.stage, ()))

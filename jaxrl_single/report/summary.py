@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_single import workdir
+from jaxrl_single.metrics import alarms, success
 from jaxrl_single.report import wording
 
 
@@ -16,10 +17,15 @@ def text(paths: workdir.Workdir) -> str:
     Raises:
       workdir.BrokenFile: a file of the workdir is broken.
     """
+    evaluations = workdir.read_evals(paths)
+    records = [r for r in workdir.read_jsonl(paths.metrics) if r.get("stage") == "rl"]
+    raised = alarms.scan(records)
     blocks = [
         f"Run {workdir.run_id_of(paths)}",
-        _evaluations(workdir.read_evals(paths)),
-        _asynchrony(paths),
+        _evaluations(evaluations),
+        "\n".join(filter(None, [verdict(evaluations, raised), _best(paths)])),
+        _alarms(raised),
+        _asynchrony(paths, records),
         _next(paths),
     ]
     return "\n\n".join(filter(None, blocks))
@@ -41,8 +47,62 @@ def _evaluations(evaluations: Sequence[workdir.Eval]) -> str:
     return "\n".join(lines)
 
 
-def _asynchrony(paths: workdir.Workdir) -> str:
-    records = [r for r in workdir.read_jsonl(paths.metrics) if r.get("stage") == "rl"]
+def verdict(evaluations: Sequence[workdir.Eval], raised: Sequence[alarms.Raised]) -> str:
+    """What RL has changed, on the tasks evaluated before and after it; "" if one is missing.
+
+    Without a gain it names the likely cause, that of the first alarm in the order of their table.
+    """
+    before = next((e.outcomes for e in evaluations if e.stage == "warm_start"), None)
+    after = evaluations[-1].outcomes if evaluations and evaluations[-1].step else None
+    change = success.change(before, after) if before and after else None
+    if change is None:
+        return ""
+    words = {
+        "better": "better than before RL",
+        "worse": "WORSE than before RL",
+        "unchanged": "unchanged by RL, as far as these tasks can tell",
+    }
+    interval = f"{change.ci_low:+.3f} to {change.ci_high:+.3f}"
+    text = (
+        f"Verdict: {words[change.verdict]}: {change.difference:+.3f} ({interval}) on the same "
+        f"{change.n} tasks, {change.gained} gained and {change.lost} lost"
+    )
+    if change.verdict != "better" and raised:
+        cause = raised[0].alarm
+        text += f"\n  likely cause: {cause.causes} ({cause.name})\n  what to try: {cause.advice}"
+    return text
+
+
+def _best(paths: workdir.Workdir) -> str:
+    best = workdir.read_best(paths)
+    if best is None:
+        return ""
+    root = _shown(paths)
+    return (
+        f"Best: version {best.policy_version}, RL step {best.step}, {wording.success(best)}, is "
+        f"kept in {root}/best\n"
+        f"  python -m jaxrl_single.run.convert --from={root} --version=best --to=DIR"
+    )
+
+
+def _alarms(raised: Sequence[alarms.Raised]) -> str:
+    if not raised:
+        return ""
+    lines = ["Alarms (docs/troubleshooting.md)"]
+    for one in raised:
+        until = f"since RL step {one.first_step}" if one.now else _steps(one)
+        lines.append(f"  {one.alarm.name}, {until}: {one.alarm.meaning}")
+        lines.append(f"    what to try: {one.alarm.advice}")
+    return "\n".join(lines)
+
+
+def _steps(raised: alarms.Raised) -> str:
+    if raised.first_step == raised.last_step:
+        return f"RL step {raised.first_step}"
+    return f"RL steps {raised.first_step} to {raised.last_step}"
+
+
+def _asynchrony(paths: workdir.Workdir, records: Sequence[dict[str, Any]]) -> str:
     if not records:
         return ""
     largest = max((r.get("staleness/max") or 0 for r in records), default=0)
@@ -93,8 +153,7 @@ def _times(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _next(paths: workdir.Workdir) -> str:
-    root = os.path.relpath(paths.root)
-    root = str(paths.root) if root.startswith("..") else root
+    root = _shown(paths)
     return "\n".join(
         [
             "Where to look next",
@@ -104,6 +163,11 @@ def _next(paths: workdir.Workdir) -> str:
             f"  {root}/logs    what each process has printed",
         ]
     )
+
+
+def _shown(paths: workdir.Workdir) -> str:
+    root = os.path.relpath(paths.root)
+    return str(paths.root) if root.startswith("..") else root
 
 
 def _mean(records: Sequence[dict[str, Any]], name: str, weight: str) -> float | None:

@@ -50,6 +50,8 @@ def rows(snapshot: snapshot_lib.Snapshot) -> list[tuple[str, str]]:
     if snapshot.evaluations and status.stage in ("rl", "final", "done"):
         newest = snapshot.evaluations[-1]
         pairs.append(("held-out", f"{number(newest.success)} (step {newest.step})"))
+    if names := [raised.alarm.name for raised in snapshot.alarms if raised.now]:
+        pairs.append(("alarms", ", ".join(names)))
     if snapshot.seconds_left:
         pairs.append(("left", duration(snapshot.seconds_left)))
     return pairs

@@ -18,6 +18,7 @@ from jaxrl_single.stages import waiting
 from jaxrl_single.supervise import child
 
 Body = Callable[..., None]  # (config, paths, *, stopping, beat)
+_OWN = {"algorithm", "env", "mode", "model", "rl", "seed"}  # no default can stand for these
 _FOR_PEOPLE = (workdir.CannotWrite, workdir.BrokenFile)
 
 
@@ -87,16 +88,17 @@ def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:
     found = workdir.read_json(paths.config)
     if found is None:
         raise workdir.BrokenFile(f"{paths.root} holds no config yet: config.json is missing")
-    config = common.base()
-    if not isinstance(found, dict) or not set(config) <= set(found):
+    missing = _OWN - set(found) if isinstance(found, dict) else _OWN
+    if missing:
         raise workdir.BrokenFile(
-            f"{paths.config} is not the config of a run: it lacks "
-            f"{', '.join(sorted(set(config) - set(found or ())))}; start the run again with "
-            "--config to write it anew"
+            f"{paths.config} is not the config of a run: it lacks {', '.join(sorted(missing))}; "
+            "choose another --workdir"
         )
     saved = ml_collections.ConfigDict(_with_tuples(found))
-    for name, section in config.items():
-        if isinstance(section, ml_collections.ConfigDict) and name != "algorithm":
+    for name, section in common.base().items():
+        if name not in saved:
+            saved[name] = section
+        elif isinstance(section, ml_collections.ConfigDict) and name != "algorithm":
             for field in set(section) - set(saved[name]):
                 saved[name][field] = section[field]
     saved.lock()

@@ -69,10 +69,9 @@ def _of_path(path: str) -> str:
     if not path or not file.exists():
         near = pathlib.Path("configs") / f"{file.stem}.py"
         known = sorted(p.as_posix() for p in pathlib.Path("configs").glob("*.py"))
-        guess = (
-            [near.as_posix()] if near.exists() else difflib.get_close_matches(path, known, 1, 0.85)
-        )
-        hint = f"did you mean --config={guess[0]}?" if guess else "give the path of a config file"
+        alike = difflib.get_close_matches(path, known, 3, cutoff=0.85)
+        guesses = [near.as_posix()] if near.exists() else alike
+        hint = f"did you mean {' or '.join(guesses)}?" if guesses else "give the path of a config"
         return f"--config={path}: there is no such file; {hint}"
     if not file.is_file() or file.suffix != ".py":
         what = "a directory" if file.is_dir() else "not a Python file"

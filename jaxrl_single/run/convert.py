@@ -3,9 +3,9 @@
     python -m jaxrl_single.run.convert --from=DIR|FILE.gguf|WORKDIR --to=DIR
 
 From another such directory, from a GGUF file, or from a run: the newest version that it has
-published (--version=N names one that is still there; where there is none, the newest checkpoint) or
-with --critic its newest critic. Tokenizer and chat template come along. Tensors pass one by one;
---dtype says what they are stored in.
+published (--version=N names one that is still there, --version=best that of the best evaluation;
+where there is none, the newest checkpoint) or with --critic its newest critic. Tokenizer and chat
+template come along. Tensors pass one by one; --dtype says what they are stored in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--from", dest="source", required=True, metavar="DIR|FILE.gguf|WORKDIR")
     parser.add_argument("--to", required=True, metavar="DIR", help="must not exist")
     parser.add_argument("--dtype", choices=config_lib.DTYPES, help="default: as they are")
-    parser.add_argument("--version", type=int, help="of a run; default: the newest")
+    parser.add_argument("--version", type=_version, metavar="N|best", help="of a run's policy")
     parser.add_argument("--critic", action="store_true", help="of a run, instead of its policy")
     args = vars(parser.parse_args())
     source, target = args.pop("source"), args.pop("to")
@@ -56,7 +56,7 @@ def convert(
     target: str | os.PathLike,
     *,
     dtype: str | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
     critic: bool = False,
     report: Report = lambda done, total, text: None,
 ) -> str:
@@ -94,7 +94,13 @@ def convert(
     return f"{found.where} is in {target}"
 
 
-def _of_run(source: str | os.PathLike, version: int | None, critic: bool) -> Any:
+def _version(text: str) -> int | str:
+    if text != "best" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'best'")
+    return text if text == "best" else int(text)
+
+
+def _of_run(source: str | os.PathLike, version: int | str | None, critic: bool) -> Any:
     """A stages.run_weights.RunWeights, which has what a `Pretrained` has."""
     from jaxrl_single import checkpoint  # imports jax
     from jaxrl_single.stages import run_weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,19 +11,25 @@ import numpy as np
 
 from jaxrl_single import types, workdir
 from jaxrl_single.data import batching, token_batch
-from jaxrl_single.metrics import success
+from jaxrl_single.metrics import alarms, success
 from jaxrl_single.metrics import writer as writer_lib
+from jaxrl_single.stages import best as best_lib
 from jaxrl_single.stages import rollouts as rollouts_lib
 
 _LENGTH_BINS = 12
+_log = logging.getLogger(__name__)
 
 
 class Records:
     """Writes for one run; one metrics writer per stage, opened at its first line."""
 
-    def __init__(self, paths: workdir.Workdir, rollouts: rollouts_lib.Rollouts):
+    def __init__(
+        self, paths: workdir.Workdir, rollouts: rollouts_lib.Rollouts, best: best_lib.Best
+    ):
         self._paths = paths
         self._rollouts = rollouts
+        self._best = best
+        self._alarms = alarms.Watcher()
         self._writers: dict[str, writer_lib.MetricsWriter] = {}
         self._resume: dict[str, int] = {}
 
@@ -37,6 +44,9 @@ class Records:
         self._resume = {stage: step for stage, step in steps.items() if step is not None}
         last = self._resume.get("rl", 0)
         workdir.filter_jsonl(self._paths.evals, lambda record: record.get("step", 0) <= last)
+        for row in workdir.read_jsonl(self._paths.metrics):
+            if row.get("stage") == "rl" and row.get("step", 0) <= last:
+                self._alarms.take(row)  # told by an earlier start
         kept = workdir.read_evals(self._paths)
         if kept:
             self._resume["eval"] = max(evaluation.step for evaluation in kept)
@@ -55,6 +65,9 @@ class Records:
                 self._paths, stage, resume_step=self._resume.get(stage)
             )
         self._writers[stage].write(step, scalars, histograms)
+        if stage == "rl":
+            for raised in self._alarms.take({"step": step, **workdir.plain(dict(scalars))}):
+                _log.warning("%s", alarms.sentence(raised))
 
     def status(self, stage: str, step: int, num_steps: int, text: str = "") -> None:
         """Replaces status.json."""
@@ -95,8 +108,11 @@ class Records:
             "eval/truncated": _mean([e.truncated for e in sound]),
         }
         self.metrics("eval", step, scalars | dict(extra))
-        fields = (result.n, result.success, result.ci_low, result.ci_high)
-        workdir.record_eval(self._paths, workdir.Eval(stage, step, version, *fields))
+        outcomes = {episode.task_id: bool(episode.success) for episode in sound}
+        fields = (result.n, result.success, result.ci_low, result.ci_high, outcomes)
+        found = workdir.Eval(stage, step, version, *fields)
+        workdir.record_eval(self._paths, found)
+        self._best.consider(found)
         return result
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import param_tree, workdir
 from jaxrl_single.models import config as model_config
 from jaxrl_single.models import hf, hf_config, pretrained
-from jaxrl_single.stages import build, sampler_process
+from jaxrl_single.stages import best, build, sampler_process
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.weights import filesystem
 
@@ -53,14 +53,14 @@ def find(
     config: ml_collections.ConfigDict,
     paths: workdir.Workdir,
     *,
-    version: int | None = None,
+    version: int | str | None = None,
     critic: bool = False,
 ) -> RunWeights:
     """The weights of a run.
 
     Args:
-      version: of the policy, that was published; None = the newest, or if there is none (any
-        more) that of the newest checkpoint.
+      version: of the policy, that was published; "best" = that of the best evaluation; None = the
+        newest, or if there is none (any more) that of the newest checkpoint.
       critic: that of the newest checkpoint instead.
 
     Raises:
@@ -69,6 +69,8 @@ def find(
     """
     if critic:
         return _of_checkpoint(config, paths, _CRITICS, is_critic=True)
+    if version == "best":
+        return _best(config, paths)
     run_id = workdir.run_id_of(paths)
     store = filesystem.FileWeights(sampler_process.weights_directory(config, paths), run_id)
     version = store.latest() if version is None else version
@@ -76,6 +78,19 @@ def find(
         return _of_checkpoint(config, paths, _POLICIES, is_critic=False)
     params = param_tree.unflatten(store.open(version))
     where = f"version {version}"
+    return RunWeights(where, paths.tokenizer, describe(config), params, is_critic=False)
+
+
+def _best(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> RunWeights:
+    evaluation = workdir.read_best(paths)
+    if evaluation is None:
+        raise ValueError(
+            f"{paths.root} has no best version: no evaluation is recorded yet, or the run has "
+            "checkpoint.keep_best=False; leave the version out to take the newest"
+        )
+    version = evaluation.policy_version
+    params = param_tree.unflatten(best.open_store(paths).open(version))
+    where = f"version {version}, the best that was evaluated ({evaluation.success:.3f} success)"
     return RunWeights(where, paths.tokenizer, describe(config), params, is_critic=False)
 
 

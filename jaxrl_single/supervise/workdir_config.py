@@ -41,6 +41,7 @@ FREE_FIELDS = (
     "rollout.sampler_patience_s",
     "checkpoint.every_steps",
     "checkpoint.keep",
+    "checkpoint.keep_best",
     "trajectories.keep",
     "trajectories.every_steps",
     "trajectories.max_gb",

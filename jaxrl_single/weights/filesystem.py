@@ -149,6 +149,31 @@ class FileWeights:
         self._reclaim()
         return deleted
 
+    def take_only(self, version: int, source: FileWeights) -> None:
+        """Makes a version of another store the only one here, linked where that can be.
+
+        Raises:
+          base.MissingVersion: the other store has it no more.
+          workdir.CannotWrite: it can't be written; what was here is still here.
+        """
+        if version not in source.versions():
+            raise base.MissingVersion(f"{source.directory}: no version {version} any more")
+        self._reclaim()
+        writing = self.directory / f"{_HIDDEN[0]}{version}-{os.getpid()}"
+        try:
+            shutil.copytree(source._place(version), writing, copy_function=_link)
+            if self._place(version).exists():
+                self._hide(version)
+            writing.rename(self._place(version))
+        except OSError as error:
+            raise workdir.CannotWrite(self._place(version), error) from error
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+        for other in self.versions():
+            if other != version:
+                self._hide(other)
+        self._reclaim()
+
     def forget_after(self, version: int) -> list[int]:
         """Deletes the versions above `version`; returns them.
 
@@ -240,6 +265,14 @@ class FileWeights:
                 f"{'complete' if complete else 'incomplete'}, expected version {version}, complete"
             )
         return manifest
+
+
+def _link(source: str, target: str) -> None:
+    """Files of a version never change, so two stores may share them."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
 
 
 def _os_error(error: Exception) -> OSError:

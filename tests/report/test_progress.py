@@ -219,3 +219,24 @@ def test_a_tail_notices_a_file_put_in_place_of_the_old_one(tmp_path):
 )
 def test_durations(seconds, words):
     assert wording.duration(seconds) == words
+
+
+def test_an_alarm_is_told_once_when_it_begins(paths, clock):
+    stream = io.StringIO()
+    metrics = writer.MetricsWriter(paths, "rl")
+    with progress.Display(paths, stream) as display:
+        for step in range(1, 31):
+            clock[0] += 3.0
+            metrics.write(step, {**METRICS, "episode/success": float(step < 8)})
+            workdir.write_status(paths, workdir.Status("rl", step, 40))
+            display.tick()
+    with progress.Display(paths, again := io.StringIO()):
+        pass
+    metrics.close()
+    told = [line for line in stream.getvalue().splitlines() if line.startswith("alarm ")]
+    assert [line.split(":")[0] for line in told] == [
+        "alarm no_success at RL step 17",
+        "alarm success_fell at RL step 20",
+    ]
+    assert "  alarms no_success, success_fell  left" in stream.getvalue().splitlines()[-1]
+    assert not any(line.startswith("alarm ") for line in again.getvalue().splitlines())

@@ -93,3 +93,59 @@ def test_a_run_in_one_process_says_so(paths):
     finished(paths)
     paths.processes.unlink()
     assert "one process (mode sync)" in summary.text(paths)
+
+
+def evaluated(paths, before, after):
+    """Records both evaluations of 60 tasks, of which the first so many succeed."""
+    for stage, step, succeeded in (("warm_start", 0, before), ("final", 40, after)):
+        outcomes = {f"t{i}": i < succeeded for i in range(60)}
+        rate = succeeded / 60
+        workdir.record_eval(
+            paths, workdir.Eval(stage, step, step, 60, rate, rate - 0.1, rate + 0.1, outcomes)
+        )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (24, 54, "better than before RL: +0.500 (+0.3"),
+        (24, 0, "WORSE than before RL: -0.400 (-0."),
+        (24, 26, "unchanged by RL, as far as these tasks can tell: +0.033 ("),
+    ],
+)
+def test_the_verdict_compares_the_same_tasks(paths, before, after, words):
+    evaluated(paths, before, after)
+    (verdict,) = [line for line in summary.text(paths).splitlines() if "Verdict" in line]
+    assert verdict.startswith(f"Verdict: {words}")
+    gained, lost = max(0, after - before), max(0, before - after)
+    assert verdict.endswith(f"on the same 60 tasks, {gained} gained and {lost} lost")
+
+
+def test_alarms_are_listed_and_name_the_cause_of_a_loss(paths):
+    evaluated(paths, 24, 0)
+    metrics = writer.MetricsWriter(paths, "rl")
+    for step in range(1, 31):
+        wide = -8.0 if 12 <= step < 16 else -0.1
+        good = 0.4 if step < 14 else 0.0
+        ratios = {"policy/log_ratio_q05": wide, "policy/log_ratio_q95": 0.2}
+        metrics.write(step, {**ratios, "episode/success": good, "episode/reward": good})
+    metrics.close()
+    text = summary.text(paths)
+    assert "likely cause: the learning rate is too high" in text
+    assert "what to try: lower policy_optimizer.learning_rate" in text
+    assert "  ratios_wide, RL steps 14 to 15: the middle 90 %" in text
+    assert "  no_success, since RL step 23: no episode has succeeded" in text
+
+
+def test_evaluations_without_outcomes_have_no_verdict(paths):
+    finished(paths)
+    assert "Verdict" not in summary.text(paths)
+
+
+def test_the_best_version_is_named_with_its_place(paths):
+    evaluated(paths, 24, 0)
+    paths.best.mkdir()
+    workdir.record_best(paths, workdir.read_evals(paths)[0])
+    text = summary.text(paths)
+    assert "Best: version 0, RL step 0, 0.400 (0.300 to 0.500), 60 tasks, is kept in" in text
+    assert f"--from={paths.root} --version=best --to=DIR" in text

@@ -249,3 +249,23 @@ def test_a_model_is_never_in_memory_as_a_whole(source, tmp_path):
     assert int(done.stdout) < total / 5
     written = hf_config.read(tmp_path / "out").model
     assert written == dataclasses.replace(shape, dtype="bfloat16")
+
+
+def test_the_best_version_of_a_run(run, main, tmp_path):
+    source, world, published, _ = run
+    paths, run_id = workdir.create(tmp_path / "run")
+    paths.config.write_bytes(source.config.read_bytes())
+    world_lib.save_text(tiny_sao.get_config("tiny"), world, paths.tokenizer)
+    code, errors = main(f"--from={paths.root}", f"--to={tmp_path / 'out'}", "--version=best")
+    assert code == 2
+    assert "has no best version: no evaluation is recorded yet" in errors
+    evaluation = workdir.Eval("rl", 3, 3, 8, 0.75, 0.4, 0.9)
+    workdir.record_eval(paths, evaluation)
+    weights = filesystem.FileWeights(source.weights, workdir.run_id_of(source))
+    filesystem.FileWeights(paths.best, run_id).take_only(3, weights)
+    manifest = paths.best / "v000000003" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(workdir.run_id_of(source), run_id))
+    workdir.record_best(paths, evaluation)
+    said = convert.convert(paths.root, tmp_path / "out", version="best")
+    assert said.startswith("version 3, the best that was evaluated (0.750 success) is in")
+    assert_same(hf.load(tmp_path / "out")[1], published[3])
