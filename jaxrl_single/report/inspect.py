@@ -17,10 +17,9 @@ def inspect(paths: workdir.Workdir) -> dict[str, Any]:
     checkpoint, but a rerun continues there, so then the checkpoint speaks.
 
     Returns:
-      {"run_id", "step", "policy_version", "params_sha256", "trajectories", "evals", "best"};
-      `step` counts policy updates of RL, `params_sha256` is None before the first published
-      version, `trajectories` counts written, trained, dropped_stale, errors, pending; `best` is the
-      evaluation whose policy lies in WORKDIR/best, or None.
+      {"run_id", "step", "policy_version", "params_sha256", "trajectories", "evals"}; `step`
+      counts policy updates of RL, `params_sha256` is None before the first published version,
+      `trajectories` counts written, trained, dropped_stale, errors, pending.
 
     Raises:
       workdir.BrokenFile: no run lives here, or a file of it is broken.
@@ -30,8 +29,7 @@ def inspect(paths: workdir.Workdir) -> dict[str, Any]:
     live = status is not None and status.params_sha256 is not None and workdir.is_running(paths)
     facts = _of_status(status) if live else _of_checkpoint(paths) or _of_status(status)
     evals = [_plain(evaluation) for evaluation in workdir.read_evals(paths)]
-    best = workdir.read_best(paths)
-    return {"run_id": run_id, **facts, "evals": evals, "best": best and _plain(best)}
+    return {"run_id": run_id, **facts, "evals": evals}
 
 
 def _plain(evaluation: workdir.Eval) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Prints the state of a run as one JSON object: python -m jaxrl_single.run.inspect WORKDIR
 
 run_id, step, policy_version, params_sha256, trajectories {written, trained, dropped_stale,
-errors, pending}, evals [{stage, step, policy_version, n, success, ci_low, ci_high}], best (the one
-of them whose policy is kept in WORKDIR/best)
+errors, pending}, evals [{stage, step, policy_version, n, success, ci_low, ci_high}]
 """
 
 import argparse

@@ -16,11 +16,21 @@ from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, prompts, ticket_files, tickets
 from jaxrl_single.models import api
-from jaxrl_single.stages import backends, build, keeping, rollouts, sampler_process, warm_start
+from jaxrl_single.stages import (
+    backends,
+    best,
+    build,
+    keeping,
+    records,
+    rollouts,
+    sampler_process,
+    warm_start,
+)
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import kl_step, optim
 from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import base as weights_base
+from jaxrl_single.weights import filesystem
 
 
 def optimizers(
@@ -35,6 +45,17 @@ def optimizers(
         return policy, None
     rules = build.critic_rules(config)
     return policy, build.optimizer(config.critic_optimizer, critic_params, rules=rules)
+
+
+def make_records(
+    config: ml_collections.ConfigDict,
+    paths: workdir.Workdir,
+    collected: rollouts.Rollouts,
+    weights: filesystem.FileWeights,
+) -> records.Records:
+    """What the trainer writes for people, and the policy that it keeps of the best evaluation."""
+    kept = best.Best(paths, weights, enabled=config.checkpoint.keep_best)
+    return records.Records(paths, collected, kept)
 
 
 def train_step(

@@ -23,7 +23,6 @@ from jaxrl_single import types, workdir
 from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import (
-    best,
     build,
     gate,
     initial,
@@ -102,8 +101,7 @@ class Trainer:
         self.rollouts = trainer_parts.make_rollouts(
             config, paths, self.world, self.policy, self.weights, stopping=stopping, tick=beat
         )
-        keep_best = best.Best(paths, self.weights, enabled=bool(config.checkpoint.keep_best))
-        self.records = records.Records(paths, self.rollouts, keep_best)
+        self.records = trainer_parts.make_records(config, paths, self.rollouts, self.weights)
         self.keeper = keeping.Keeper(paths, max_gb=config.trajectories.max_gb)
         self.mismatch = score.make_mismatch(self.policy, chunk=warm_start.LOGPROB_CHUNK)
 
