@@ -34,27 +34,38 @@ class DatasetCheck:
           isolation: of the process that judges, for some datasets evaluate the answer.
         """
         self._name = name
-        self._judge = judge.Judge(
-            "from jaxrl_single.envs import reasoning_gym_tasks\n"
-            f"score = reasoning_gym_tasks.Dataset({name!r}, {dict(options)!r}).score",
-            isolation,
-            preload=("reasoning_gym",),
-        )
+        self._options = dict(options)
+        self._isolation = isolation
+        self._judges: dict[int, judge.Judge] = {}  # by the seed of the dataset; a run has one
 
     async def __call__(self, task: types.Task, answer: str) -> float:
         """0 to 1.
 
         Raises:
           ValueError: the task is of another dataset.
-          judge.JudgeError: the dataset's own judgement failed.
+          judge.JudgeError: the dataset's own judgement fails for the right answer, too.
         """
         if task.data.get("dataset") != self._name:
             raise ValueError(f"the task is not of the dataset {self._name!r}")
-        return await self._judge.score(task.data["place"], answer)
+        judged_by = self._judge(task.data.get("seed", 0))
+        place = task.data["place"]
+        return await judged_by.score_or_zero((place, answer), (place, task.answer))
 
     def close(self) -> None:
-        """Ends the judge."""
-        self._judge.close()
+        """Ends the judges."""
+        for one in self._judges.values():
+            one.close()
+
+    def _judge(self, seed: int) -> judge.Judge:
+        if seed not in self._judges:
+            options = self._options | {"seed": seed}
+            self._judges[seed] = judge.Judge(
+                "from jaxrl_single.envs import reasoning_gym_tasks\n"
+                f"score = reasoning_gym_tasks.Dataset({self._name!r}, {options!r}).score",
+                self._isolation,
+                preload=("reasoning_gym",),
+            )
+        return self._judges[seed]
 
 
 class MathCheck:
@@ -70,8 +81,8 @@ class MathCheck:
         )
 
     async def __call__(self, task: types.Task, answer: str) -> float:
-        """0 or 1; `judge.JudgeError` when the judgement failed."""
-        return await self._judge.score(task.answer, answer)
+        """0 or 1; `judge.JudgeError` when the judgement fails for the right answer, too."""
+        return await self._judge.score_or_zero((task.answer, answer), (task.answer, task.answer))
 
     def close(self) -> None:
         """Ends the judge."""

@@ -9,6 +9,7 @@ judge about itself, and about no other answer.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_single.envs.sandbox import isolation as isolation_lib
@@ -71,7 +72,7 @@ class Judge:
     async def score(self, *arguments: Any) -> float:
         """The score of an answer, 0 to 1.
 
-        An answer that takes too long, or whose process dies, twice, is wrong: 0.
+        An answer that takes too long, or whose process dies or gives no score, twice, is wrong: 0.
 
         Args:
           arguments: of `score`, JSON types.
@@ -90,6 +91,22 @@ class Judge:
             if score is not None:
                 return score
         return 0.0
+
+    async def score_or_zero(self, given: Sequence[Any], right: Sequence[Any]) -> float:
+        """The score of an answer that may be made to upset the judge: then it is wrong.
+
+        Args:
+          given: the arguments of `score` for the answer.
+          right: those for an answer that the judge must be able to judge.
+
+        Raises:
+          JudgeError: the judge fails for that one, too, so the fault is its own.
+        """
+        try:
+            return await self.score(*given)
+        except JudgeError:
+            await self.score(*right)
+            return 0.0
 
     def close(self) -> None:
         """Ends the interpreters."""
@@ -125,8 +142,9 @@ class Judge:
 
 
 def _number(output: str) -> float | None:
-    """The last line, whatever libraries print before; None where the process ended without it."""
+    """The last line, whatever libraries print before; None where it is no score, 0 to 1."""
     try:
-        return float(output.strip().rpartition("\n")[2])
+        score = float(output.strip().rpartition("\n")[2])
     except ValueError:
         return None
+    return score if 0.0 <= score <= 1.0 else None

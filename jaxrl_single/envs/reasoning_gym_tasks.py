@@ -1,7 +1,7 @@
 """Datasets of the package reasoning-gym as tasks: random access, splits by hash, its own scoring.
 
-A task keeps the place of its entry in the dataset. Whoever judges an answer makes the entry again
-from the place, so tasks hold JSON types only, whatever a dataset puts into its entries.
+A task keeps the seed of the dataset and the place of its entry. Whoever judges an answer makes the
+entry again from them, so tasks hold JSON types only, whatever a dataset puts into its entries.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ _MAX_DRAWS = 1_000  # of places, until one falls into the split
 _CACHED_ENTRIES = 1024
 
 
+def seed_of_run(seed: int) -> int:
+    """The seed of the datasets of a run, far from that of any other run.
+
+    The entry at a place is made from the sum of both, so neighbouring seeds would share entries.
+    """
+    digest = hashlib.blake2b(str(seed).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") // 4  # numpy's seeds end at 2 ** 32, and places are added
+
+
 class Dataset:
     """One dataset of reasoning-gym with its options; the same place is the same entry for ever."""
 
@@ -35,12 +44,14 @@ class Dataset:
 
         Args:
           name: as reasoning-gym registers it, "chain_sum" for instance.
-          options: of that dataset's config; `size` is the number of its places.
+          options: of that dataset's config; `size` is the number of its places, `seed` is 0 unless
+            given.
 
         Raises:
           ValueError: the package is missing, or there is no such dataset or option.
         """
         self.name = name
+        self.seed = options.get("seed", 0)
         with _own_randomness(name):
             self._dataset = _create(name, {"seed": 0, "size": PLACES, **options})
             self.num_places = len(self._dataset)
@@ -98,7 +109,7 @@ class ReasoningGymTasks(Sequence[types.Task]):
         )
 
     def _task(self, index: int, place: int, entry: Mapping[str, Any]) -> types.Task:
-        data = {"dataset": self._dataset.name, "place": place}
+        data = {"dataset": self._dataset.name, "seed": self._dataset.seed, "place": place}
         expression = entry.get("metadata", {}).get("expression")
         if isinstance(expression, str):
             data["expression"] = expression
@@ -126,7 +137,13 @@ def load() -> python_types.ModuleType:
     return reasoning_gym
 
 
-def _create(name: str, options: Mapping[str, Any]) -> Any:
+def check(name: str, options: Mapping[str, Any]) -> None:
+    """Makes no dataset, which may take seconds; ValueError when there is none such, or no option."""
+    with _own_randomness(name):
+        _create(name, options, make=False)
+
+
+def _create(name: str, options: Mapping[str, Any], *, make: bool = True) -> Any:
     factory = load().factory
     if name not in factory.DATASETS:
         near = difflib.get_close_matches(name, factory.DATASETS, n=5, cutoff=0.3)
@@ -138,7 +155,10 @@ def _create(name: str, options: Mapping[str, Any]) -> Any:
     if unknown:
         raise ValueError(f"env.dataset_options has {unknown}; {name!r} knows {known}")
     try:
-        return factory.create_dataset(name, **options)
+        if make:
+            return factory.create_dataset(name, **options)
+        config = factory.DATASETS[name][1](**options)
+        config.validate()
     # Datasets check their options by assertions, and some by what they run into.
     except (AssertionError, TypeError, ValueError, LookupError) as error:
         raise ValueError(

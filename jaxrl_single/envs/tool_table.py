@@ -64,7 +64,7 @@ def make_tasks(section: Section, split: str, seed: int) -> Sequence[types.Task]:
         )
     if has_files:
         return tasks_file.read_split(section["tasks_file"], section["eval_tasks_file"], split)
-    return reasoning_gym_tasks.ReasoningGymTasks(split, _dataset(section), seed=seed)
+    return reasoning_gym_tasks.ReasoningGymTasks(split, _dataset(section, seed), seed=seed)
 
 
 def make_chat() -> chat.CharChat:
@@ -183,7 +183,8 @@ def _check(section: Section) -> tool_env.Check:
     if name == "math":
         check = answer_checks.MathCheck(walls)
     elif section["dataset"]:
-        _dataset(section)  # complains here about what is wrong, not at the first answer
+        # Complains here about what is wrong, not at the first answer.
+        reasoning_gym_tasks.check(section["dataset"], section["dataset_options"])
         check = answer_checks.DatasetCheck(section["dataset"], section["dataset_options"], walls)
     else:
         raise ValueError(
@@ -194,11 +195,12 @@ def _check(section: Section) -> tool_env.Check:
     return check
 
 
-def _dataset(section: Section) -> reasoning_gym_tasks.Dataset:
-    return _cached_dataset(section["dataset"], json.dumps(section["dataset_options"]))
+def _dataset(section: Section, seed: int) -> reasoning_gym_tasks.Dataset:
+    options = {"seed": reasoning_gym_tasks.seed_of_run(seed)} | dict(section["dataset_options"])
+    return _cached_dataset(section["dataset"], json.dumps(options))
 
 
 @functools.lru_cache(maxsize=8)
 def _cached_dataset(name: str, options: str) -> reasoning_gym_tasks.Dataset:
-    """Both splits and the judge share one, because some take seconds to make."""
+    """Both splits share one, because some take seconds to make."""
     return reasoning_gym_tasks.Dataset(name, json.loads(options))

@@ -22,3 +22,8 @@ def call(name: str, *arguments: object, known_as: str = "") -> None:
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{known_as or name}: {os.strerror(number)}")
+
+
+def syscall(number: int, *arguments: object) -> int:
+    """Makes a system call and returns what it returns: -1 when it fails."""
+    return _libc.syscall(number, *arguments)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import resource
 
+# Of each process. The system keeps up to 0.4 MiB for each half of a pair of sockets, which no limit
+# of a process counts.
+_DESCRIPTORS = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -41,11 +45,14 @@ def apply(limits: Limits, *, count_processes: bool) -> None:
         resource.RLIMIT_AS: limits.memory_mb * 2**20,
         resource.RLIMIT_CPU: limits.cpu_s,
         resource.RLIMIT_FSIZE: limits.file_mb * 2**20,
-        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_NOFILE: _DESCRIPTORS,
         resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
     }
     if count_processes:
         values[resource.RLIMIT_NPROC] = limits.processes
+        values[resource.RLIMIT_SIGPENDING] = _DESCRIPTORS
     for name, value in values.items():
         _, most = resource.getrlimit(name)
         if most != resource.RLIM_INFINITY:

@@ -32,6 +32,7 @@ _END_S = 5.0  # until a killed interpreter is gone
 _SIZE = 64  # interpreters in use at one time; further episodes wait
 _SPARES = 4  # interpreters that wait for an episode
 _JSON_BYTES = 12  # of one byte of output, at most, as JSON
+_OUTCOMES = ("done", "error", "timeout")  # that an interpreter may report of itself
 
 
 class SandboxError(RuntimeError):
@@ -189,12 +190,10 @@ class Interpreter:
         started = time.monotonic()
         try:
             answer = await self._process.ask(message, timeout_s + _GRACE_S)
-            if answer["run"] != message["run"]:
-                raise ValueError("an answer to something else")
-            return Result(str(answer["output"]), str(answer["error"]), str(answer["outcome"]))
+            return _result(answer, message["run"])
         except TimeoutError:
             outcome = "timeout"
-        except (OSError, EOFError, ValueError, TypeError, KeyError):
+        except (OSError, EOFError, ValueError):
             outcome = "timeout" if time.monotonic() - started >= timeout_s else "died"
         await self.close()
         return Result("", outcome=outcome, kept=False)
@@ -299,7 +298,11 @@ class _Process:
         (size,) = struct.unpack(">I", await self._read(4))
         if size > self._most_bytes:
             raise ValueError(f"a message of {size} bytes")
-        message = json.loads(await self._read(size))
+        data = await self._read(size)
+        try:
+            message = json.loads(data)
+        except RecursionError as error:
+            raise ValueError("a message too deeply nested") from error
         if not isinstance(message, dict):
             raise ValueError("a message that is no object")
         return message
@@ -312,3 +315,18 @@ class _Process:
                 raise EOFError("the interpreter has ended")
             data += piece
         return data
+
+
+def _result(answer: dict[str, Any], run: int) -> Result:
+    """What an interpreter says of a run; ValueError if it is not of the form that was agreed on."""
+    output, error, outcome = (answer.get(name) for name in ("output", "error", "outcome"))
+    if answer.get("run") != run or outcome not in _OUTCOMES:
+        raise ValueError("an answer to something else")
+    if not isinstance(output, str) or not isinstance(error, str):
+        raise ValueError("an answer without text")
+    return Result(_encodable(output), _encodable(error), outcome)
+
+
+def _encodable(text: str) -> str:
+    """Without halves of characters, which Python keeps in strings and nothing else can write."""
+    return text.encode(errors="replace").decode()

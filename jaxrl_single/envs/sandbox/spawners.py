@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -15,6 +16,9 @@ from typing import Protocol
 
 from jaxrl_single.envs.sandbox import isolation as isolation_lib
 from jaxrl_single.envs.sandbox import limits as limits_lib
+from jaxrl_single.envs.sandbox import walls
+
+_INTERPRETERS = 64  # of one process, that have different users
 
 
 class Spawner(Protocol):
@@ -113,16 +117,21 @@ class ZygoteSpawner:
 class CommandSpawner:
     """A command for each interpreter."""
 
-    def __init__(self, limits: limits_lib.Limits, prefix: list[str], *, own_code: bool = False):
+    def __init__(
+        self, limits: limits_lib.Limits, seen: walls.View | None, *, own_code: bool = False
+    ):
         """Makes a spawner.
 
         Args:
-          prefix: words in front of the command, which isolate it; empty = no isolation.
+          seen: what is visible behind bubblewrap's walls; None = no isolation.
           own_code: this package can be imported.
         """
         self._limits = limits
         self._own_code = own_code
-        self._prefix = prefix
+        self._prefix = []
+        if seen is not None:
+            self._prefix = isolation_lib.bubblewrap_prefix(seen, tmp_mb=limits.file_mb)
+        self._seen = seen
         self._running: dict[int, tuple[subprocess.Popen, str | None]] = {}
 
     def start(self, number: int, sock: socket.socket) -> None:
@@ -131,12 +140,18 @@ class CommandSpawner:
             "fd": sock.fileno(),
             "limits": dataclasses.asdict(self._limits),
             "import_paths": isolation_lib.import_paths(own_code=self._own_code),
-            "alone": bool(self._prefix),
+            "alone": self._seen is not None,
+            # Different for all that live: process ids end at 2 ** 22.
+            "number": os.getpid() * _INTERPRETERS + number % _INTERPRETERS,
         }
         # Behind walls there is a /tmp that goes with them.
-        directory = None if self._prefix else tempfile.mkdtemp(prefix="python_tool_")
+        directory = None
+        if self._seen is None:
+            directory = tempfile.mkdtemp(prefix="python_tool_")
+            if not self._own_code:
+                settings["import_paths"] = [_link_packages(directory)]
         process = subprocess.Popen(
-            [*self._prefix, *isolation_lib.command("worker", settings)],
+            [*self._prefix, *isolation_lib.command("worker", settings, self._seen)],
             env=isolation_lib.ENVIRONMENT | {"HOME": directory or "/tmp"},
             cwd=directory or "/",
             stdin=subprocess.DEVNULL,
@@ -177,8 +192,14 @@ def make(
     """The spawner of an isolation; `preload` counts under "namespaces" only."""
     if isolation.name == "namespaces":
         return ZygoteSpawner(limits, preload, own_code=own_code)
-    prefix = []
-    if isolation.name == "bubblewrap":
-        seen = isolation_lib.view(own_code=own_code)
-        prefix = isolation_lib.bubblewrap_prefix(seen, tmp_mb=limits.file_mb)
-    return CommandSpawner(limits, prefix, own_code=own_code)
+    seen = isolation_lib.view(own_code=own_code) if isolation.name == "bubblewrap" else None
+    return CommandSpawner(limits, seen, own_code=own_code)
+
+
+def _link_packages(directory: str) -> str:
+    """A folder, within one, of what code may import."""
+    folder = pathlib.Path(directory, ".packages")
+    folder.mkdir()
+    for package in isolation_lib.packages():
+        (folder / package.name).symlink_to(package)
+    return str(folder)

@@ -20,8 +20,8 @@ from jaxrl_single.envs.sandbox import libc
 
 _NEW_MOUNTS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 _NEW_USER, _NEW_PIDS, _NEW_NET = 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
@@ -29,8 +29,10 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPABILITY_VERSION = 0x20080522
 _NOBODY = 65534
+_MAX_FILES = 4096  # in /tmp: each takes memory of the kernel, even an empty one
 _FIRST_UID = 0x70000000  # of users that nobody else has
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+MASKED = ("/proc/keys", "/proc/key-users")  # of a user's processes behind other walls, too
 _BASE = "/tmp"  # some directory; what is mounted on it is seen in the new namespace only
 
 
@@ -41,10 +43,21 @@ class View:
     Attributes:
       paths: directories and files at their own places, read-only.
       links: symbolic links: place -> target.
+      moved: directories and files at places that differ from their own: place -> source.
+      hidden: directories, within those above, in whose place there is an empty one.
     """
 
     paths: tuple[str, ...]
     links: dict[str, str]
+    moved: dict[str, str] = dataclasses.field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+
+    def inside(self, path: str) -> str:
+        """Where something is seen that is at `path` outside."""
+        for place, source in self.moved.items():
+            if path == source or path.startswith(f"{source}/"):
+                return place + path.removeprefix(source)
+        return path
 
 
 def leave() -> None:
@@ -69,7 +82,8 @@ def build(view: View, *, tmp_mb: int) -> None:
       OSError: the system does not allow it.
     """
     # By descriptor, because the first mount below may hide the sources.
-    sources = {path: os.open(path, os.O_PATH) for path in sorted(view.paths)}
+    places = {path: path for path in view.paths} | view.moved
+    sources = {place: os.open(places[place], os.O_PATH) for place in sorted(places)}
     sources |= {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
     libc.call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     _mount("tmpfs", _BASE, _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
@@ -79,12 +93,16 @@ def build(view: View, *, tmp_mb: int) -> None:
     # Some containers forbid a new /proc; Python does without.
     with contextlib.suppress(OSError):
         _mount("proc", f"{root}/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
-    options = f"mode=1777,size={tmp_mb}m,nr_inodes=4096"
+    options = f"mode=1777,size={tmp_mb}m,nr_inodes={_MAX_FILES}"
     _mount("tmpfs", f"{root}/tmp", _MS_NOSUID | _MS_NODEV, options)
-    # After /tmp, because Python or its packages may be installed in there.
     for path, source in sources.items():
         _bind(source, root + path, read_only=not path.startswith("/dev/"))
+    for path in filter(os.path.exists, (root + path for path in MASKED)):
+        _bind(sources["/dev/null"], path, read_only=True)
+    for source in sources.values():
         os.close(source)
+    for path in view.hidden:
+        _mount("tmpfs", root + path, _MS_RDONLY | _MS_NOSUID | _MS_NODEV, "mode=755,size=4k")
     for place, target in view.links.items():
         pathlib.Path(root + place).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(target, root + place)
@@ -95,6 +113,20 @@ def build(view: View, *, tmp_mb: int) -> None:
     libc.call("umount2", b".", _MNT_DETACH)
     os.chroot("root")
     os.chdir("/tmp")
+
+
+def finish(number: int) -> None:
+    """Within bubblewrap's walls, does what it does not do, and gives up all rights.
+
+    Args:
+      number: see `give_up_rights`.
+
+    Raises:
+      OSError: the system does not allow it.
+    """
+    flags = _MS_REMOUNT | _MS_NOSUID | _MS_NODEV
+    _mount("tmpfs", "/tmp", flags, f"nr_inodes={_MAX_FILES}")
+    give_up_rights(number)
 
 
 def give_up_rights(number: int) -> None:
@@ -138,13 +170,12 @@ def _become(uid: int) -> None:
 
 def _bind(source: int, target: str, *, read_only: bool) -> None:
     place = pathlib.Path(target)
-    if place.exists():
-        return  # a directory above it is in the view
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if os.path.isdir(f"/proc/self/fd/{source}"):
-        place.mkdir()
-    else:
-        place.touch()
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.isdir(f"/proc/self/fd/{source}"):
+            place.mkdir()
+        else:
+            place.touch()
     path = f"/proc/self/fd/{source}".encode()
     libc.call("mount", path, target.encode(), None, _MS_BIND | _MS_REC, None)
     if read_only:

@@ -8,8 +8,9 @@ big-endian, then JSON:
     it says     {"run": number, "output": text, "error": text, "outcome": "done", "error" or
                 "timeout"}
 
-The code shares this process: whatever it does to it, it does to itself. The other end believes
-nothing but the form of a message and keeps its own clock.
+The code shares this process: whatever it does to it, it does to itself. What ordinary code may do,
+such as raising what cannot be printed, is met here; what it breaks on purpose, it loses. The other
+end believes nothing but the form of a message and keeps its own clock.
 """
 
 from __future__ import annotations
@@ -30,12 +31,18 @@ import traceback
 from typing import Any
 
 from jaxrl_single.envs.sandbox import limits as limits_lib
-from jaxrl_single.envs.sandbox import syscalls
+from jaxrl_single.envs.sandbox import syscalls, walls
 
 _PR_SET_PDEATHSIG = 1
 _INIT_AND_CHILD = 2  # process ids of the first two in a namespace
 _TICK_S = 0.2  # after the deadline the alarm comes so often, in case one was caught by the code
+_OWN_PACKAGE = "jaxrl_single"
 _MAX_FRAMES = 8  # of a traceback
+_OOM_SCORE = 1000  # what the system should end first when memory runs out
+# Kept here, because the code may replace those of the module.
+_SIG_BLOCK, _SIG_UNBLOCK = signal.SIG_BLOCK, signal.SIG_UNBLOCK
+_encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
+_set_mask, _every_signal = signal.pthread_sigmask, frozenset(signal.valid_signals())
 
 
 class _OutOfTime(BaseException):
@@ -44,7 +51,7 @@ class _OutOfTime(BaseException):
 
 def send(sock: socket.socket, message: dict[str, Any]) -> None:
     """Writes one message."""
-    data = json.dumps(message).encode()
+    data = _encode(message).encode()
     sock.sendall(struct.pack(">I", len(data)) + data)
 
 
@@ -70,15 +77,23 @@ class Worker:
         self._alone = alone
         self._capture = os.memfd_create("output")
         if alone:
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write(str(_OOM_SCORE))
+            syscalls.leave_keyring()
             syscalls.refuse()
         self._error = ""
         self._pid = os.getpid()
         self._variables: dict[str, Any] = {"__name__": "__main__"}
         self._runs = 0
         self._seeded = False
+        self._recursion_limit = sys.getrecursionlimit()
 
     def serve(self) -> None:
         """Answers until the other end closes."""
+        for name in [name for name in sys.modules if name.partition(".")[0] == _OWN_PACKAGE]:
+            del sys.modules[name]  # the code shall not find them
+        # A signal that comes while no code runs waits for the next run, and is its problem.
+        _set_mask(_SIG_BLOCK, _every_signal)
         send(self._sock, {"ready": True})
         while (message := self._receive()) is not None:
             if not self._seeded:
@@ -94,7 +109,7 @@ class Worker:
     def _receive(self) -> dict[str, Any] | None:
         header = self._read(4)
         body = header and self._read(struct.unpack(">I", header)[0])
-        return json.loads(body) if body else None
+        return _decode(body.decode()) if body else None
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -111,12 +126,20 @@ class Worker:
         try:
             try:
                 signal.setitimer(signal.ITIMER_REAL, timeout_s, _TICK_S)
+                _set_mask(_SIG_UNBLOCK, _every_signal)
                 return self._execute(code)
             finally:
+                _set_mask(_SIG_BLOCK, _every_signal)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except _OutOfTime:
+                sys.setrecursionlimit(self._recursion_limit)
+        except BaseException as error:
+            # Signals of the code's own may come as late as this, too.
+            _set_mask(_SIG_BLOCK, _every_signal)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            return "timeout"
+            if isinstance(error, _OutOfTime):
+                return "timeout"
+            self._error = self._describe(error)
+            return "error"
 
     def _redirect(self) -> None:
         """Output of the code and of its children goes to a file in memory, which has a limit."""
@@ -135,13 +158,13 @@ class Worker:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         try:
             self._interpret(code, name)
-            sys.stdout.flush()
+            _flush()
         except _OutOfTime:
             _flush()
             raise
         except SystemExit as error:
             _flush()
-            self._error = str(error.code) if error.code else ""
+            self._error = self._exit_message(error)
         except BaseException as error:
             _flush()
             self._error = self._describe(error)
@@ -167,9 +190,23 @@ class Worker:
         try:
             lines = traceback.format_exception(type(error), error, trace, limit=-_MAX_FRAMES)
             text = "".join(lines).strip()
-        except Exception:  # an exception class of the code may do anything
-            text = type(error).__name__
-        return text[-self._output_chars :]
+        except _OutOfTime:
+            raise
+        except BaseException:  # a class of the code may do anything, even when it is asked its name
+            text = type.__getattribute__(type(error), "__name__")
+        return text[-self._output_chars :] or "an exception"
+
+    def _exit_message(self, error: SystemExit) -> str:
+        """What Python shows when a program ends so; empty if all is well."""
+        code = error.code
+        if code is None or (type(code) is int and code == 0):
+            return ""
+        try:
+            return str(code)[-self._output_chars :]
+        except _OutOfTime:
+            raise
+        except BaseException as other:
+            return self._describe(other)
 
     def _end_children(self) -> None:
         """What the code has started ends with the run, and leaves no zombies."""
@@ -198,6 +235,8 @@ def main(text: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path += settings["import_paths"]
     sock = socket.socket(fileno=settings["fd"])
+    if settings["alone"]:
+        walls.finish(settings["number"])
     of_code = limits_lib.Limits(**settings["limits"])
     limits_lib.apply(of_code, count_processes=settings["alone"])
     Worker(sock, output_chars=of_code.output_chars, alone=settings["alone"]).serve()
@@ -210,8 +249,8 @@ def _stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def _flush() -> None:
-    """Writes what can be written: the file may be full, or the code has closed it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    """Writes what can be written: the file may be full, or the code has put its own there."""
+    with contextlib.suppress(Exception):
         sys.stdout.flush()
 
 

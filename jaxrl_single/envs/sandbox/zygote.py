@@ -105,19 +105,27 @@ def _be_interpreter(
     """Goes behind the walls and runs code there; never returns."""
     try:
         os.setsid()
-        # When memory runs out, this is what the system should end first.
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
         walls.build(view, tmp_mb=limits.file_mb)
         walls.give_up_rights(number)
         if select.select([watched], [], [], 0)[0]:
             os._exit(1)  # the keeper ended before its end would have ended this
         os.close(watched)
+        _find_again(view)
         limits_lib.apply(limits, count_processes=True)
         worker.Worker(sock, output_chars=limits.output_chars, alone=True).serve()
     except BaseException as error:
         _report(sock, error)
     os._exit(0)
+
+
+def _find_again(view: walls.View) -> None:
+    """Python and its modules, where they are seen from now on."""
+    sys.executable = view.inside(sys.executable)
+    sys.path[:] = map(view.inside, sys.path)
+    sys.path_importer_cache.clear()
+    for module in list(sys.modules.values()):
+        if isinstance(getattr(module, "__path__", None), list):
+            module.__path__ = list(map(view.inside, module.__path__))
 
 
 def _report(sock: socket.socket, error: BaseException) -> None:
@@ -132,5 +140,5 @@ def main(text: str) -> None:
     for name in settings["preload"]:
         importlib.import_module(name)
     control = socket.socket(fileno=settings["fd"])
-    view = walls.View(tuple(settings["view"]["paths"]), settings["view"]["links"])
+    view = walls.View(**settings["view"])
     Zygote(control, limits_lib.Limits(**settings["limits"]), view).serve()
