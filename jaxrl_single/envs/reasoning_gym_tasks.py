@@ -138,7 +138,7 @@ def load() -> python_types.ModuleType:
 
 
 def check(name: str, options: Mapping[str, Any]) -> None:
-    """Makes no dataset, which may take seconds; ValueError when there is none such, or no option."""
+    """ValueError when there is no such dataset or option; makes none, which may take seconds."""
     with _own_randomness(name):
         _create(name, options, make=False)
 
