@@ -24,7 +24,9 @@ CORE = [
 EXTRAS = {
     "plot": ["matplotlib>=3.9"],
     "tpu": ["jax[tpu]"],
-    "cuda": ["jax[cuda13]"],
+    "cuda": ["jax[cuda13]"],  # the newest; the same as cuda13
+    "cuda12": ["jax[cuda12]"],  # for drivers older than 580
+    "cuda13": ["jax[cuda13]"],
     "hf": ["torch>=2.6", "transformers>=4.51"],  # to compare with; checkpoints need neither
     "envs": ["math-verify>=0.9", "reasoning-gym>=0.1.25"],
     "gguf": ["gguf>=0.17"],

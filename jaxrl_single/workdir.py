@@ -51,6 +51,8 @@ class CannotWrite(RuntimeError):
             advice = "free some space and run the same command again: it continues"
         elif error.errno == errno.ENOENT:
             advice = "make its directory first or choose another"
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+            advice = "a file has the name of a directory that is needed; choose another place"
         else:
             advice = "make the directory writable or choose another"
         reason = os.strerror(error.errno) if error.errno else str(error)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 
 import ml_collections
 
-from jaxrl_single import workdir
+from jaxrl_single import types, workdir
 from jaxrl_single.envs import table as env_table
 from jaxrl_single.models import pretrained
 from jaxrl_single.report import progress, summary
@@ -31,14 +33,12 @@ _FOR_PEOPLE = (
 def run(config: ml_collections.ConfigDict, root: str) -> int:
     """Runs all stages in `root`; returns the exit code, 2 when nothing was started."""
     try:
-        notice, plan = _check(config)
-        devices.check_mesh(plan, config.trainer.mesh.to_dict())
-        _check_warm_start(config, root)
+        plan, told = _prepare(config, root)
         paths, _ = workdir.create(root)
         with lock.hold(paths) as reclaimed:
-            changed = workdir_config.check(paths, config.to_dict())
-            told = [*reclaimed, *(f"config: {line}" for line in changed), notice, plan.message]
-            for line in filter(None, told):
+            _check_ports(config)
+            workdir_config.check(paths, config.to_dict())
+            for line in [*reclaimed, *told]:
                 print(line, flush=True)
             config.mode = plan.mode
             code = (
@@ -54,14 +54,17 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
         return 2
 
 
-def dry_run(config: ml_collections.ConfigDict) -> int:
-    """Prints what `run` would do."""
+def dry_run(config: ml_collections.ConfigDict, root: str | None = None) -> int:
+    """Prints what `run` would do, or refuses what it would refuse; makes and changes nothing."""
     try:
-        notice, found = _check(config)
+        _, told = _prepare(config, root)
+        if root is not None:
+            lock.check_free(workdir.Workdir(root))
+        _check_ports(config)
         from jaxrl_single.stages import plan  # imports jax
 
         print(plan.describe(config))
-        for line in filter(None, (notice, found.message)):
+        for line in told:
             print(f"  {line}")
     except _FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,32 +72,83 @@ def dry_run(config: ml_collections.ConfigDict) -> int:
     return 0
 
 
-def _check(config: ml_collections.ConfigDict) -> tuple[str, devices.DevicePlan]:
-    """All that can be told without a device: the notice of the environment, and who gets which."""
+def _prepare(
+    config: ml_collections.ConfigDict, root: str | None
+) -> tuple[devices.DevicePlan, list[str]]:
+    """All checks that come before anything is made; returns who gets what, and lines for people.
+
+    Args:
+      root: the workdir; None = only what does not depend on it.
+    """
+    notices, plan = _check(config)
+    devices.check_mesh(plan, config.trainer.mesh.to_dict())
+    changed: list[str] = []
+    if root is not None:
+        paths = workdir.Workdir(root)
+        workdir_config.check_place(paths)
+        _check_warm_start(config, root)
+        changed = workdir_config.compare(paths, config.to_dict())
+    told = [*(f"config: {line}" for line in changed), *notices, plan.message]
+    return plan, list(filter(None, told))
+
+
+def _check(config: ml_collections.ConfigDict) -> tuple[list[str], devices.DevicePlan]:
+    """All that can be told without a device: notices of the tasks, and who gets which device."""
     check_config.check(config)
-    notice = _check_world(config)
+    notices = _check_world(config)
     _check_model(config)
     plan = _plan_devices(config)
     if plan.mode == "sync":
         # This process will train, and what comes next imports jax, which reads some of them then.
         os.environ.update({**child_process.cache_env(), **plan.trainer_env})
     _check_algorithm(config)
-    return notice, plan
+    return notices, plan
 
 
-def _check_world(config: ml_collections.ConfigDict) -> str:
-    """Environment, options and tasks files, before any device is touched; returns its notice."""
+def _check_world(config: ml_collections.ConfigDict) -> list[str]:
+    """Environment, options and tasks files, before any device is touched; returns notices."""
     try:
         spec = env_table.get(config.env.name)
         section = config.env.to_dict()
         spec.make_env(section)
         if spec.make_script:
             spec.make_script(section)
-        for split in ("train", "eval"):
-            spec.make_tasks(section, split, config.seed)[0]
-        return spec.notice(section)
+        tasks = {split: spec.make_tasks(section, split, config.seed) for split in types.SPLITS}
+        for some in tasks.values():
+            _ = some[0]
+        return [spec.notice(section), *_of_counts(config, {s: len(t) for s, t in tasks.items()})]
     except (ValueError, OSError) as error:
         raise check_config.ConfigError(f"env: {error}") from error
+
+
+def _of_counts(config: ml_collections.ConfigDict, counts: dict[str, int]) -> Iterator[str]:
+    """Where fewer tasks are there than the config asks for."""
+    asked = {
+        "train": ("env.num_train_tasks", config.env.num_train_tasks),
+        "eval": ("eval.num_tasks", config.eval.num_tasks),
+    }
+    for split, (field, wanted) in asked.items():
+        if wanted > counts[split]:
+            kind = "training" if split == "train" else "held-out"
+            yield f"{field} is {wanted}, and there are {counts[split]} {kind} tasks: it takes these"
+
+
+def _check_ports(config: ml_collections.ConfigDict) -> None:
+    """That the run's own samplers can listen where the config says; call it with the lock held."""
+    section = config.sampler
+    if config.rollout.client != "http" or not section.port:
+        return
+    for port in range(section.port, section.port + len(addresses.sampler_names(config))):
+        try:
+            with socket.create_server((section.host, port)):
+                pass
+        except (OSError, OverflowError) as error:
+            raise check_config.refusal(
+                [
+                    f"sampler.port: nothing can listen on {section.host}:{port} ({error}); choose "
+                    "another, or 0 for any that is free"
+                ]
+            ) from error
 
 
 def _check_model(config: ml_collections.ConfigDict) -> None:
@@ -175,8 +229,11 @@ def _of_warm_start(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 
 def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
-    platform, chips = devices.detect()
-    return devices.plan(
+    unusable = devices.unusable()
+    if unusable and (config.trainer.devices or config.sampler.devices not in ("", "cpu")):
+        raise devices.DeviceError(unusable)
+    platform, chips = ("cpu", ("0",)) if unusable else devices.detect()
+    plan = devices.plan(
         config.mode,
         platform,
         chips,
@@ -186,6 +243,7 @@ def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:
         sampler_memory=config.sampler.memory_fraction,
         num_samplers=len(addresses.sampler_names(config)),
     )
+    return dataclasses.replace(plan, message=f"{plan.message}; {unusable}") if unusable else plan
 
 
 def _run_local(

@@ -21,7 +21,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "print config, parameter groups a
 def main(argv: list[str]) -> None:
     del argv
     if _DRY_RUN.value:
-        sys.exit(launch.dry_run(_CONFIG.value))
+        sys.exit(launch.dry_run(_CONFIG.value, _WORKDIR.value))
     sys.exit(launch.run(_CONFIG.value, _WORKDIR.value))
 
 

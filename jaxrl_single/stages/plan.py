@@ -24,7 +24,8 @@ def describe(config: ml_collections.ConfigDict) -> str:
         labels = optim.label(shapes, tuple(config.critic.rules))
         parts += ["critic parameters during RL", _indent(optim.table(shapes, labels))]
     parts += [f"algorithm {algorithm.name}", _indent(_hyperparameters(algorithm))]
-    parts += ["plan", _indent("\n".join(_stages(config, algorithm)))]
+    held_out = min(config.eval.num_tasks, len(world.eval_tasks))
+    parts += ["plan", _indent("\n".join(_stages(config, algorithm, held_out)))]
     return "\n".join(parts)
 
 
@@ -33,7 +34,9 @@ def _hyperparameters(algorithm: row_lib.Algorithm) -> str:
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
-def _stages(config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm) -> list[str]:
+def _stages(
+    config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm, held_out: int
+) -> list[str]:
     warm, value, rl, batch = config.warm_start, config.value_pretraining, config.rl, config.batch
     lines = [
         f"1. warm start: {warm.num_steps} supervised steps of {warm.batch_size} demonstrations "
@@ -50,7 +53,7 @@ def _stages(config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm) -> 
         f"3. RL in {_processes(config)}: {rl.num_steps} steps of {batch.num_trajectories} "
         f"trajectories, the first {rl.critic_only_steps} for the critic alone, staleness at most "
         f"{rl.max_staleness}",
-        f"4. final evaluation: {config.eval.num_tasks} held-out tasks at temperature "
+        f"4. final evaluation: {held_out} held-out tasks at temperature "
         f"{config.rollout.temperature}",
     ]
     return lines

@@ -9,11 +9,14 @@ nobody, `sync` being one process, takes the chips that it names, or all.
 
 import dataclasses
 import glob
+import importlib.metadata
+import importlib.util
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 
+_CPU = ("cpu", ("0",))
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 
 
@@ -47,8 +50,12 @@ def detect() -> tuple[str, tuple[str, ...]]:
     JAX_PLATFORMS=cpu wins over what is plugged in, and so do the variables of VISIBLE, which a
     cluster's scheduler may have set.
     """
+    return _visible()
+
+
+def _visible() -> tuple[str, tuple[str, ...]]:
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
-        return "cpu", ("0",)
+        return _CPU
     plugged = {
         "gpu": glob.glob("/dev/nvidia[0-9]*"),
         "tpu": glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"),
@@ -59,7 +66,38 @@ def detect() -> tuple[str, tuple[str, ...]]:
         usable = tuple(chip.strip() for chip in chips if chip.strip() not in ("", "-1"))
         if found and usable:
             return platform, usable
-    return "cpu", ("0",)
+    return _CPU
+
+
+def unusable() -> str:
+    """Why jax can't compute on the chips that are visible, and what to do; "" when it can.
+
+    Told by what is installed: jax itself, asked, would take the devices at once, and without a
+    plugin it computes on the CPU as if that were meant.
+    """
+    platform, chips = _visible()
+    if platform == "cpu" or _has_plugin(platform):
+        return ""
+    extra = {
+        "gpu": 'pip install -e ".[cuda13]" (".[cuda12]" for a driver older than 580)',
+        "tpu": 'pip install -e ".[tpu]"',
+    }
+    return (
+        f"{platform.upper()} {','.join(chips)} can't be used, because the jax that is installed is "
+        f"the one for CPUs; {extra[platform]} mends that, and JAX_PLATFORMS=cpu says that the CPU "
+        "is meant"
+    )
+
+
+def _has_plugin(platform: str) -> bool:
+    """Whether a plugin of jax for this platform is installed; jax is not imported."""
+    if platform == "tpu":
+        return importlib.util.find_spec("libtpu") is not None
+    names = [point.name for point in importlib.metadata.entry_points(group="jax_plugins")]
+    namespace = importlib.util.find_spec("jax_plugins")
+    for place in namespace.submodule_search_locations or () if namespace else ():
+        names += os.listdir(place)
+    return any("cuda" in name or "rocm" in name for name in names)
 
 
 def plan(

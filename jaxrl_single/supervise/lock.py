@@ -44,6 +44,12 @@ def hold(paths: workdir.Workdir) -> Iterator[list[str]]:
         os.close(descriptor)
 
 
+def check_free(paths: workdir.Workdir) -> None:
+    """Raises WorkdirBusy while a living run holds the workdir; makes and changes nothing."""
+    if paths.lock.exists() and workdir.is_running(paths):
+        raise _busy(paths, paths.lock.read_text().strip())
+
+
 def reclaim(paths: workdir.Workdir) -> list[str]:
     """Kills processes of a dead run that still live, removes its temporary files.
 
@@ -80,9 +86,13 @@ def _acquire(descriptor: int, paths: workdir.Workdir) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                pid = os.read(descriptor, 32).decode().strip() or "of unknown number"
-                raise WorkdirBusy(
-                    f"{paths.root} is in use by a run, process {pid}. Wait for it, stop it "
-                    f"(kill {pid}: it saves a checkpoint), or choose another --workdir"
-                ) from None
+                raise _busy(paths, os.read(descriptor, 32).decode().strip()) from None
             time.sleep(0.05)
+
+
+def _busy(paths: workdir.Workdir, pid: str) -> WorkdirBusy:
+    pid = pid or "of unknown number"
+    return WorkdirBusy(
+        f"{paths.root} is in use by a run, process {pid}. Wait for it, stop it (kill {pid}: it "
+        "saves a checkpoint), or choose another --workdir"
+    )

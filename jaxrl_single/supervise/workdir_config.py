@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,12 +90,37 @@ def check(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
       workdir.CannotWrite: config.json cannot be written.
       workdir.BrokenFile: config.json is not JSON.
     """
+    changed = compare(paths, config)
     new = workdir.plain(config)
+    if workdir.read_json(paths.config) != new:
+        workdir.write_json(paths.config, new)
+    return changed
+
+
+def check_place(paths: workdir.Workdir) -> None:
+    """Finds what would keep `workdir.create` from making this workdir; makes nothing.
+
+    Raises:
+      workdir.CannotWrite: something else has its name, or its parent is not writable.
+      workdir.BrokenFile: there is a run.json that `create` did not write.
+    """
+    there = next(place for place in (paths.root, *paths.root.parents) if place.exists())
+    if not there.is_dir():
+        raise workdir.CannotWrite(paths.root, NotADirectoryError(errno.ENOTDIR, ""))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise workdir.CannotWrite(paths.root, PermissionError(errno.EACCES, ""))
+    if paths.run.exists():
+        workdir.run_id_of(paths)
+
+
+def compare(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
+    """`check` without writing anything; a workdir without a config takes any."""
     saved = workdir.read_json(paths.config)
     if saved is None:
-        workdir.write_json(paths.config, new)
         return []
-    before, now = flatten(saved), flatten(new)
+    if not isinstance(saved, dict):
+        raise workdir.BrokenFile(f"{paths.config} is not the config of a run; choose another one")
+    before, now = flatten(saved), flatten(workdir.plain(config))
     changed = _changed(before, now)
     refused = [name for name in changed if not _allowed(before, now, name)]
     if refused:
@@ -103,8 +130,6 @@ def check(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
             "Give the config of the workdir, or choose another --workdir. "
             f"Free to change on a rerun: {', '.join(FREE_FIELDS)} (rl.num_steps upwards only)"
         )
-    if changed:
-        workdir.write_json(paths.config, new)
     return [_line(before, now, name) for name in changed]
 
 

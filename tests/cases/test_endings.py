@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -12,6 +14,8 @@ import pytest
 
 from jaxrl_single import workdir
 from jaxrl_single.report import summary
+from jaxrl_single.run import launch
+from jaxrl_single.supervise import devices
 
 
 def tiny(**changes):
@@ -100,3 +104,78 @@ def test_c34_a_process_of_no_run_is_one_sentence_and_makes_nothing(tmp_path):
     done = command("trainer", f"--workdir={tmp_path / 'gone'}")
     one_sentence(done, str(tmp_path / "gone"), "run.json is missing")
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.fixture
+def dry(capsys, tmp_path, monkeypatch):
+    """The exit code and all that --dry_run prints, in this process."""
+
+    def run(config, root):
+        monkeypatch.setattr("sys.argv", ["local"])
+        parameters = inspect.signature(launch.dry_run).parameters
+        # The workdir used not to matter: it was no argument.
+        code = launch.dry_run(config, str(root)) if "root" in parameters else launch.dry_run(config)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+def test_c30_chips_that_jax_cannot_use_are_told(dry, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plugged = {"/dev/nvidia[0-9]*": [f"/dev/nvidia{n}" for n in range(4)]}
+    monkeypatch.setattr(devices.glob, "glob", lambda pattern: plugged.get(pattern, []))
+    code, said = dry(tiny(), tmp_path / "run")
+    assert "for the trainer" not in said
+    assert "GPU 0,1,2,3 can't be used" in said
+    assert 'pip install -e ".[cuda13]"' in said
+    assert code == 0
+    code, said = dry(tiny(trainer__devices="0,1", sampler__devices="2,3"), tmp_path / "run")
+    assert code == 2
+    assert said.startswith("error: GPU 0,1,2,3 can't be used")
+
+
+def test_c32_a_dry_run_refuses_the_workdir_of_another_config(dry, tmp_path):
+    paths, _ = workdir.create(tmp_path / "run")
+    workdir.write_json(paths.config, tiny(seed=7).to_dict())
+    code, said = dry(tiny(), paths.root)
+    assert code == 2, said
+    assert "seed: 7 -> 0" in said
+    assert workdir.read_json(paths.config)["seed"] == 7
+
+
+def test_c32_a_dry_run_refuses_a_mesh_of_more_devices(dry, tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # of the tests, which pretend to more
+    config = tiny(trainer__mesh__fsdp=8, batch__rows_per_micro_batch=8)
+    code, said = dry(config, tmp_path / "run")
+    assert code == 2, said
+    assert "needs 8 devices, and the trainer has 1" in said
+
+
+def test_c32_a_dry_run_refuses_a_busy_workdir(dry, tmp_path):
+    paths, _ = workdir.create(tmp_path / "run")
+    with open(paths.lock, "w") as lock:
+        lock.write("4711\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, said = dry(tiny(), paths.root)
+    assert code == 2, said
+    assert "in use by a run, process 4711" in said
+
+
+def test_c32_a_plan_says_how_many_tasks_there_are(dry, tmp_path):
+    for name, first in (("train", 1), ("eval", 500)):
+        lines = [
+            {"question": f"({n}+1)*2", "answer": str((n + 1) * 2)} for n in range(first, first + 60)
+        ]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = tiny(
+        env__tasks_file=str(tmp_path / "train"),
+        env__eval_tasks_file=str(tmp_path / "eval"),
+        eval__num_tasks=512,
+    )
+    _, said = dry(config, tmp_path / "run")
+    assert "final evaluation: 60 held-out tasks" in said
+    assert "eval.num_tasks is 512, and there are 60 held-out tasks" in said
+    assert not (tmp_path / "run").exists()
