@@ -45,8 +45,8 @@ class Request:
       allowed_token_ids: the only tokens that may be drawn; empty = all.
       stop: sampling ends when the text of the new tokens contains one of these strings. The tokens
         after the one that completes the string are not part of the answer.
-      forced_tokens: taken instead of draws, max_new_tokens in number: what the answer says of
-        them is what it would say had they been drawn.
+      forced_tokens: taken instead of draws, at most max_new_tokens in number: what the answer says
+        of them is what it would say had they been drawn. What follows them is drawn.
       record: whether the answer shall hold what the sampler records besides the tokens.
       policy_version: None = whatever the sampler serves; a number = exactly that version.
     """

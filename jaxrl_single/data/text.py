@@ -52,6 +52,10 @@ class Text(Protocol):
         """
         ...
 
+    def tokenise(self, text: str) -> list[int]:
+        """Ids of a rendered text or a piece of one: `encode` with nothing put around it."""
+        ...
+
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """The text of ids; never fails, whatever was sampled. Special tokens show on request."""
         ...

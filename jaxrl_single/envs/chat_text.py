@@ -29,6 +29,10 @@ class CharText:
         """Ids of a text, markers among them; ValueError on an unknown character."""
         return self._chat.encode(text)
 
+    def tokenise(self, text: str) -> list[int]:
+        """See `text.Text.tokenise`; this language puts nothing around a text."""
+        return self._chat.encode(text)
+
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """The pieces in a row; the markers around messages show on request, `<call>` always."""
         pieces = (self._chat.piece(token_id) for token_id in ids)

@@ -80,6 +80,8 @@ class Format:
       openings: where one of these begins in a message, a call may begin.
       role: who answers a call, of chat.ROLES: "tool", or "user" for models without tools.
       answer: a tool's result as the text of that message.
+      begin: where a call begins: what stands before the tool's name, and what stands behind it;
+        None where the name is not written.
     """
 
     read: Read
@@ -87,6 +89,14 @@ class Format:
     openings: tuple[str, ...]
     role: str = "tool"
     answer: Callable[[str], str] = str
+    begin: tuple[str, str | None] = ("", "")
+
+    def beginning(self, tool: str | None) -> str:
+        """How a model would begin a call of this tool; None = of some tool."""
+        before, behind = self.begin
+        if behind is None:
+            return before
+        return before.rstrip(" ") if tool is None else before + tool + behind
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
         """Reads a message, thoughts and all. It never raises, whatever the text.
@@ -377,14 +387,39 @@ def _written(value: Any) -> str:
 
 
 FORMATS: dict[str, Format] = {
-    "hermes": Format(_read_hermes, _render_hermes, ("<tool_call>",)),
-    "qwen3_coder": Format(_read_qwen3_coder, _render_qwen3_coder, ("<tool_call>", "<function=")),
-    "llama3": Format(_read_llama3, _render_llama3, (_PYTHON_TAG, "{")),
-    "glm": Format(_read_glm, _render_glm, ("<tool_call>",)),
+    "hermes": Format(
+        _read_hermes,
+        _render_hermes,
+        ("<tool_call>",),
+        begin=('<tool_call>\n{"name": "', '", "arguments":'),
+    ),
+    "qwen3_coder": Format(
+        _read_qwen3_coder,
+        _render_qwen3_coder,
+        ("<tool_call>", "<function="),
+        begin=("<tool_call>\n<function=", ">\n"),
+    ),
+    "llama3": Format(
+        _read_llama3,
+        _render_llama3,
+        (_PYTHON_TAG, "{"),
+        begin=('{"name": "', '", "parameters":'),
+    ),
+    "glm": Format(_read_glm, _render_glm, ("<tool_call>",), begin=("<tool_call>", "\n")),
     "react": Format(
-        _read_react, _render_react, ("Action:",), role="user", answer="Observation: {}".format
+        _read_react,
+        _render_react,
+        ("Action:",),
+        role="user",
+        answer="Observation: {}".format,
+        begin=("Action: ", "\nAction Input:"),
     ),
     "code": Format(
-        _read_code, _render_code, ("```py",), role="user", answer="```output\n{}\n```".format
+        _read_code,
+        _render_code,
+        ("```py",),
+        role="user",
+        answer="```output\n{}\n```".format,
+        begin=("```python\n", None),
     ),
 }

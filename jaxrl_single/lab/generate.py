@@ -25,15 +25,12 @@ from typing import Any
 
 from jaxrl_single import wire, workdir
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.lab import prompts_file, resumable
-from jaxrl_single.models import api, hf, hf_config, pretrained
+from jaxrl_single.lab import prompts_file, resumable, serving
+from jaxrl_single.models import hf, hf_config, pretrained
 from jaxrl_single.sampler import checks
 from jaxrl_single.sampler import engine as engine_lib
 
-_PAGE_SIZE = 32  # tokens
-_PREFILL_PAGES = 16  # per dispatch, of one prompt or several
 _CACHE_SIZES = (0.5,)  # a second cache for the time when answers are short, or few are left
-_DECODE_CHUNK = 8  # tokens; an ended answer keeps its slot for half a chunk on average
 _QUEUED = 2  # times the slots: answers under way, so that no slot waits for its next prompt
 
 
@@ -234,16 +231,12 @@ class _Source:
 
 def _engine(source: _Source, *, num_slots: int) -> engine_lib.Engine:
     config, params = hf.load(source.model, dtype=source.description.model.dtype)
-    return engine_lib.Engine(
-        api.build_policy(config),
+    return serving.make_engine(
+        config,
         params,
         0,
         num_slots=num_slots,
         cache_length=source.longest,
-        page_size=_PAGE_SIZE,
-        decode_chunk=_DECODE_CHUNK,
-        # No more than all first prompts have together.
-        prefill_pages=(min(_PREFILL_PAGES, num_slots * -(-source.longest // _PAGE_SIZE)),),
         cache_sizes=_CACHE_SIZES,
         seed=source.sampling.seed,
     )

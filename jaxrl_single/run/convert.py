@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
-from jaxrl_single import workdir
 from jaxrl_single.models import config as config_lib
 from jaxrl_single.models import hf, hf_names, pretrained
 from jaxrl_single.report import bar
-from jaxrl_single.run import child_process, command_line
+from jaxrl_single.run import command_line, run_source
 from jaxrl_single.weights import base
 
 Report = Callable[[int, int, str], None]
@@ -38,7 +35,9 @@ def main() -> int:
     parser.add_argument("--from", dest="source", required=True, metavar="DIR|FILE.gguf|WORKDIR")
     parser.add_argument("--to", required=True, metavar="DIR", help="must not exist")
     parser.add_argument("--dtype", choices=config_lib.DTYPES, help="default: as they are")
-    parser.add_argument("--version", type=_version, metavar="N|best", help="of a run's policy")
+    parser.add_argument(
+        "--version", type=run_source.version, metavar="N|best", help="of a run's policy"
+    )
     parser.add_argument("--critic", action="store_true", help="of a run, instead of its policy")
     args = vars(parser.parse_args())
     source, target = args.pop("source"), args.pop("to")
@@ -69,8 +68,8 @@ def convert(
     """
     if pathlib.Path(target).exists():
         raise FileExistsError(f"{target} exists already; choose another directory")
-    if (pathlib.Path(source) / "run.json").exists():
-        found = _of_run(source, version, critic)
+    if run_source.is_run(source):
+        found = run_source.open_weights(source, version=version, critic=critic)
     elif version is not None or critic:
         raise ValueError(f"{source} is not the workdir of a run; --version and --critic are of one")
     else:
@@ -92,26 +91,6 @@ def convert(
         is_critic=found.is_critic,
     )
     return f"{found.where} is in {target}"
-
-
-def _version(text: str) -> int | str:
-    if text != "best" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'best'")
-    return text if text == "best" else int(text)
-
-
-def _of_run(source: str | os.PathLike, version: int | str | None, critic: bool) -> Any:
-    """A stages.run_weights.RunWeights, which has what a `Pretrained` has."""
-    from jaxrl_single import checkpoint  # imports jax
-    from jaxrl_single.stages import run_weights
-
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns that it will only read
-    paths = workdir.Workdir(source)
-    config = child_process.load_config(paths)
-    try:
-        return run_weights.find(config, paths, version=version, critic=critic)
-    except checkpoint.CheckpointError as error:
-        raise ValueError(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ def request_tokens(request: wire.Request, *, vocab_size: int, has_text: bool = T
     _ids(request.stop_token_ids, 2**31, f"{where}: stop_token_ids")
     _numbers(request, where)
     _limits(request, vocab_size, where)
-    if request.forced_tokens and len(request.forced_tokens) != request.max_new_tokens:
+    if len(request.forced_tokens) > request.max_new_tokens:
         raise ValueError(
             f"{where}: {len(request.forced_tokens)} forced_tokens, max_new_tokens is "
-            f"{request.max_new_tokens}; it must be their number"
+            f"{request.max_new_tokens}; it must be their number or more"
         )
     if len(request.stop_token_ids) > slots_lib.MAX_STOP_TOKENS:
         raise ValueError(

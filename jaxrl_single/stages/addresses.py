@@ -42,11 +42,9 @@ def announce(paths: workdir.Workdir, name: str, *, host: str, port: int) -> str:
 
     A sampler that listens on every address of its machine is called by the machine's name.
     """
-    hostname = socket.gethostname()
-    shown = hostname if host in ("0.0.0.0", "::") else host
-    url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    url = access.url(host, port)
     paths.samplers.mkdir(parents=True, exist_ok=True)
-    record = {"url": url, "hostname": hostname, "pid": os.getpid()}
+    record = {"url": url, "hostname": socket.gethostname(), "pid": os.getpid()}
     workdir.write_json(_file(paths, name), record)
     return url
 

@@ -32,6 +32,7 @@ class RunWeights:
       description: of the model.
       params: nested dict; leaves are arrays, or tensors on disk.
       is_critic: it has a value head.
+      version: of a policy: its number if it was published, else the step of its checkpoint.
     """
 
     where: str
@@ -39,6 +40,7 @@ class RunWeights:
     description: hf_config.Description
     params: param_tree.Params
     is_critic: bool
+    version: int = 0
 
     def write_text(self, directory: pathlib.Path) -> None:
         """As `pretrained.Pretrained.write_text`."""
@@ -78,7 +80,7 @@ def find(
         return _of_checkpoint(config, paths, _POLICIES, is_critic=False)
     params = param_tree.unflatten(store.open(version))
     where = f"version {version}"
-    return RunWeights(where, paths.tokenizer, describe(config), params, is_critic=False)
+    return RunWeights(where, paths.tokenizer, describe(config), params, False, version)
 
 
 def _best(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> RunWeights:
@@ -91,7 +93,7 @@ def _best(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> RunWeigh
     version = evaluation.policy_version
     params = param_tree.unflatten(best.open_store(paths).open(version))
     where = f"version {version}, the best that was evaluated ({evaluation.success:.3f} success)"
-    return RunWeights(where, paths.tokenizer, describe(config), params, is_critic=False)
+    return RunWeights(where, paths.tokenizer, describe(config), params, False, version)
 
 
 def describe(config: ml_collections.ConfigDict) -> hf_config.Description:
@@ -120,6 +122,7 @@ def _of_checkpoint(
         if flat:  # an algorithm without a critic leaves none
             where = f"{'critic' if is_critic else 'policy'} of {stage}, step {newest[0]}"
             params = param_tree.unflatten(flat)
-            return RunWeights(where, paths.tokenizer, describe(config), params, is_critic)
+            text, description = paths.tokenizer, describe(config)
+            return RunWeights(where, text, description, params, is_critic, newest[0])
     what = "a critic" if is_critic else "published weights, nor a checkpoint of its policy"
     raise ValueError(f"{paths.root} has not {what} yet; {', '.join(reversed(stages))} come first")

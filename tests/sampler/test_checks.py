@@ -22,7 +22,7 @@ def _tokens(request, **changes) -> np.ndarray:
         ({"tokens": [1, 2**70]}, rf"tokens\[1\] is {2**70}, ids are"),
         ({"tokens": [-(2**63), 2]}, r"tokens\[0\] is -9223372036854775808, ids are"),
         ({"forced_tokens": (1, 2, 3, 4, 5, 99)}, r"forced_tokens\[5\] is 99"),
-        ({"forced_tokens": (1, 2)}, "2 forced_tokens, max_new_tokens is 6; it must be"),
+        ({"forced_tokens": (1,) * 7}, "7 forced_tokens, max_new_tokens is 6; it must be"),
         ({"allowed_token_ids": (-3,)}, r"allowed_token_ids\[0\] is -3"),
         ({"allowed_token_ids": (1,) * 301}, "allowed_token_ids names 301 tokens, at most 300"),
         ({"logit_bias": ((24, 1.0),)}, r"logit_bias\[0\] is 24"),

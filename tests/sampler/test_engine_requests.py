@@ -128,6 +128,18 @@ def test_forced_tokens_give_the_numbers_of_drawn_ones(make_engine):
     assert one.logprobs != other.logprobs
 
 
+def test_what_follows_the_forced_tokens_is_drawn(make_engine):
+    """As in a turn whose draws happened to begin so: the names of the draws are the same."""
+    engine = make_engine()
+    (drawn,) = lab.run(engine, engine.submit(lab.request("s", PROMPT, max_new_tokens=9)))
+    for count in (1, 2, 5, 9):
+        begun = {"forced_tokens": tuple(drawn.tokens[:count])}
+        assert _answer(engine, max_new_tokens=9, **begun) == lab.numbers(drawn)
+    other = _answer(engine, max_new_tokens=9, forced_tokens=(9, 3))
+    assert other.tokens[:2] == [9, 3]
+    assert len(other.tokens) == 9
+
+
 def test_a_seed_names_the_draws_whatever_the_engine_is_seeded_with(make_engine):
     engine = make_engine()
     first, same = _answer(engine, seed=5), _answer(make_engine(seed=99), seed=5)

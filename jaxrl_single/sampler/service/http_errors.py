@@ -23,6 +23,10 @@ _TYPES = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
+_ROUTES = (
+    "of OpenAI's endpoints there are /v1/chat/completions, /v1/completions and /v1/models; the "
+    "Responses API is not served, let your client use /v1/chat/completions"
+)
 NOT_FINITE = "not_finite"  # code of a request that the weights compute no finite numbers for
 _log = logging.getLogger(__name__)
 
@@ -162,7 +166,8 @@ def _finite_float(text: str) -> float:
 def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
     where = f"{request.method} {request.path}"
     if error.status == 404:
-        return ApiError(404, f"no such route: {where}", code="unknown_route")
+        message = f"no such route: {where}; {_ROUTES}"
+        return ApiError(404, message, code="unknown_route")
     if error.status == 405:
         return ApiError(405, f"no such method: {where}", code="unknown_method")
     if error.status == 413:

@@ -8,8 +8,11 @@ greedy), so they can be compared with each other. With `return_token_ids` a choi
   untruncated_logprobs  log-prob of each under the full distribution
   entropies             nats, of the full distribution
   policy_versions       of the weights that sampled it
+  num_forced_tokens     so many ids at the beginning were not sampled: tool_choice forced them. What
+                        the other arrays say of them is what they would say had they been drawn
 
-and `prompt_token_ids` stands in each choice of a completion, and at the top of a chat answer.
+A log-prob is null for a forced token that could not have been drawn. `prompt_token_ids` stands in
+each choice of a completion, and at the top of a chat answer.
 """
 
 from __future__ import annotations
@@ -90,7 +93,8 @@ def choice(
     said["logprobs"] = logprobs(text, call, completion) if call.logprobs else None
     extras = {}
     if call.return_token_ids:
-        extras = {"token_ids": completion.tokens} | training_fields(completion)
+        extras = {"token_ids": completion.tokens, "num_forced_tokens": len(call.forced)}
+        extras |= training_fields(completion)
         if not call.chat:
             extras["prompt_token_ids"] = prompt_of(call, index)
     return {"index": index} | said | ending(completion) | openai_tools.finish(found) | extras
@@ -109,8 +113,8 @@ def ending(completion: wire.Completion) -> dict[str, Any]:
 def training_fields(completion: wire.Completion) -> dict[str, Any]:
     """What `return_token_ids` adds besides the ids."""
     return {
-        "rollout_logprobs": completion.logprobs,
-        "untruncated_logprobs": _of_full(completion),
+        "rollout_logprobs": _finite(completion.logprobs),
+        "untruncated_logprobs": _finite(_of_full(completion)),
         "entropies": completion.entropies,
         "policy_versions": completion.policy_versions,
     }
@@ -157,6 +161,11 @@ def _of_full(completion: wire.Completion) -> list[float]:
     if completion.untruncated_logprobs is None:
         return completion.logprobs
     return completion.untruncated_logprobs
+
+
+def _finite(logprobs: Sequence[float]) -> list[float | None]:
+    """JSON has no infinity."""
+    return [value if value > float("-inf") else None for value in logprobs]
 
 
 def _likeliest(

@@ -24,6 +24,7 @@ from jaxrl_single.sampler.service import http_errors, openai_prompts, openai_too
 ALIAS = "policy"  # every server's model, so that a client need not know what is trained
 MAX_CHOICES = 1024  # of one request, over all its prompts
 _COMPLETION_TOKENS = 16  # of /v1/completions, where max_tokens is absent
+_THINK_TOKENS = 16  # at the end of a prompt hold "<think>" if the template opens a thought there
 _SEEDS = 2**32
 _INT64 = 2**63
 
@@ -91,6 +92,7 @@ class Call:
       echo: answers begin with their prompts, see openai_echo.py.
       tools: what the answers may call, None if nothing. Calls may be written with special tokens,
         so all of these are part of the text then.
+      forced: ids that each answer begins with; they are taken, not drawn.
     """
 
     chat: bool
@@ -107,6 +109,7 @@ class Call:
     session_id: str | None
     echo: bool
     tools: openai_tools.Tools | None = None
+    forced: tuple[int, ...] = ()
 
     def requests(self) -> list[wire.Request]:
         """One for each choice, prompt by prompt; none where nothing is to be sampled.
@@ -129,6 +132,7 @@ class Call:
                 tokens=prompt,
                 seed=seeds[number],
                 record=self.top_logprobs > 0,
+                forced_tokens=self.forced,
                 **self.settings,
             )
             for number, prompt in enumerate(self.prompts)
@@ -189,8 +193,35 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
         max_tokens=max_tokens,
     )
     return dataclasses.replace(
-        call, tools=tools, keep_special=call.keep_special or tools is not None
+        call,
+        tools=tools,
+        keep_special=call.keep_special or tools is not None,
+        forced=_forced(body.get("tool_choice"), tools, schemas, prompt, text, max_tokens),
     )
+
+
+def _forced(
+    choice: Any,
+    tools: openai_tools.Tools | None,
+    schemas: list[dict[str, Any]],
+    prompt: list[int],
+    text: text_lib.Text,
+    max_tokens: int,
+) -> tuple[int, ...]:
+    beginning = openai_tools.beginning(choice, tools, schemas)
+    if not beginning:
+        return ()
+    shown = text.decode(prompt[-_THINK_TOKENS:], keep_special=True)
+    if shown.rstrip().endswith("<think>"):  # a call that is only thought of would be none
+        beginning = f"\n</think>\n\n{beginning}"
+    forced = tuple(text.tokenise(beginning))
+    if len(forced) >= max_tokens:
+        raise http_errors.wrong(
+            f"max_tokens is {max_tokens}; the beginning of a call, which tool_choice forces, has "
+            f"{len(forced)} tokens alone",
+            "max_tokens",
+        )
+    return forced
 
 
 def check_model(model: Any, limits: Limits) -> None:

@@ -117,6 +117,7 @@ class _Choice:
         extras = {}
         if self._call.return_token_ids:
             extras["prompt_token_ids"] = openai_answers.prompt_of(self._call, self._index)
+            extras["num_forced_tokens"] = len(self._call.forced)
         return self._chunk("", first=True) | extras
 
     def more(self, part: wire.Completion) -> dict[str, Any] | None:

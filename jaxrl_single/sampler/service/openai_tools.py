@@ -2,13 +2,15 @@
 
 How the model writes them is its own business (envs/tool_formats.py). What cannot be read as a call
 stays text. A stream holds back whatever may be the beginning of a call, and tells the calls in its
-last chunk.
+last chunk. Where a call is required, the tokens of its beginning are taken instead of draws; the
+rest is the model's own, and may turn out to be no call.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 from jaxrl_single.envs import tool_formats
 from jaxrl_single.sampler.service import fields as fields_lib
 from jaxrl_single.sampler.service import http_errors
+
+_CHOICES = ("auto", "none", "required")
+_NAME = re.compile(r"[\w.:/-]+")  # nothing that a tokenizer may take for a control token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +55,7 @@ def take_schemas(found: fields_lib.Fields) -> list[dict[str, Any]]:
     """The fields tools and tool_choice: what the answer may call, often nothing.
 
     Raises:
-      ApiError: 400, a tool is malformed, or the choice is one that cannot be forced.
+      ApiError: 400, a tool is malformed, or the choice is none of OpenAI's.
     """
     tools = found.take("tools") or []
     if not isinstance(tools, list):
@@ -58,12 +63,56 @@ def take_schemas(found: fields_lib.Fields) -> list[dict[str, Any]]:
     for number, tool in enumerate(tools):
         _check_schema(tool, f"tools[{number}]")
     choice = found.take("tool_choice")
-    if choice not in (None, "auto", "none"):
+    if choice not in (None, *_CHOICES) and _chosen(choice) is None:
         raise http_errors.wrong(
-            f"tool_choice = {choice!r:.80} is not supported; allowed are 'auto' and 'none'",
+            f"tool_choice = {choice!r:.80} is not supported; allowed are {', '.join(_CHOICES)} and "
+            '{"type": "function", "function": {"name": ...}}',
             "tool_choice",
         )
     return [] if choice == "none" else tools
+
+
+def beginning(choice: Any, tools: Tools | None, schemas: Sequence[dict[str, Any]]) -> str:
+    """What an answer must begin with, "" if nothing.
+
+    Args:
+      choice: the field tool_choice, as `take_schemas` lets it pass.
+      tools, schemas: what the answer may call.
+
+    Raises:
+      ApiError: 400, there is no such tool, or no way to write a call.
+    """
+    name = _chosen(choice)
+    if choice != "required" and name is None:
+        return ""
+    names = [schema.get("function", schema)["name"] for schema in schemas]
+    if not names or name not in (None, *names):
+        raise http_errors.wrong(
+            f"tool_choice = {choice!r:.80} needs a tool of that name; tools are {names!r:.200}",
+            "tool_choice",
+        )
+    if tools is None:
+        raise http_errors.wrong(
+            f"tool_choice = {choice!r:.80}: the chat template of this model shows no way to call "
+            "tools; the server's setting tool_format can name one",
+            "tool_choice",
+        )
+    name = names[0] if len(names) == 1 else name
+    if name is not None and not _NAME.fullmatch(name):
+        raise http_errors.wrong(
+            f"tool_choice: {name!r:.80} can't be forced; a name has letters, digits and _ - . : /",
+            "tool_choice",
+        )
+    return tools.tool_format.beginning(name)
+
+
+def _chosen(choice: Any) -> str | None:
+    """The name of the function that the answer has to call, None if the choice names none."""
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return None
+    name = choice.get("function", choice)
+    name = name.get("name") if isinstance(name, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _check_schema(tool: Any, where: str) -> None:

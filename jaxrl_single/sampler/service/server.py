@@ -74,9 +74,8 @@ class Server:
           ValueError: a host that others reach, and no token; an empty token; a limit below 1; no
             such tool_format.
         """
-        _check(
-            host,
-            token,
+        access.check(host, token)
+        _check_limits(
             max_body_bytes=max_body_bytes,
             max_waiting=max_waiting,
             max_tokens_limit=max_tokens_limit,
@@ -216,14 +215,7 @@ class Server:
         return http_errors.json_response({"paused": False})
 
 
-def _check(host: str, token: str | None, **limits: int) -> None:
-    if not token and token is not None:
-        raise ValueError("sampler server: the token is empty; give a secret, or None for none")
-    if token is None and not access.is_loopback(host):
-        raise ValueError(
-            f"sampler server: others can reach host {host!r}, so it needs a token; put a "
-            f"secret into {access.TOKEN_VARIABLE} or a file, or listen on 127.0.0.1"
-        )
+def _check_limits(**limits: int) -> None:
     for name, limit in limits.items():
         if limit < 1:
             raise ValueError(f"sampler server: {name} is {limit}, it must be positive")

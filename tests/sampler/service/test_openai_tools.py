@@ -53,7 +53,8 @@ class Player:
 
     def submit(self, request, on_tokens=None):
         self.requests.append(request)
-        tokens = [*TEXT.tokenise(self.says), *([2] if self.finish_reason == "stop" else [])]
+        tokens = [*request.forced_tokens, *TEXT.tokenise(self.says)]
+        tokens += [2] if self.finish_reason == "stop" else []
         for token in tokens if on_tokens else ():
             on_tokens(_completion([token], "stop"))
         done = futures.Future()
@@ -150,6 +151,82 @@ def test_what_is_no_call_stays_text(played, style, case):
     chunks = [chunk.choices[0] for chunk in ask(played, says, stream=True, **settings)]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == shown
     assert chunks[-1].finish_reason == choice.finish_reason
+
+
+@pytest.mark.parametrize("choice", ["required", "named", "one of two"])
+def test_a_required_call_is_begun_for_the_model(played, style, choice):
+    player, _ = played
+    written, name, _ = call_of(style)
+    other = {"type": "function", "function": {"name": "other"}}
+    tool = {"type": "function", "function": ADD["function"] | {"name": name}}
+    named = {"type": "function", "function": {"name": name}}
+    settings = {
+        "required": {"tools": [tool], "tool_choice": "required"},
+        "named": {"tools": [other, tool], "tool_choice": named},
+        "one of two": {"tools": [other, tool], "tool_choice": "required"},
+    }[choice]
+    begun = tool_formats.FORMATS[style].beginning(None if choice == "one of two" else name)
+    assert written.startswith(begun)
+    extra = {"return_token_ids": True}
+    (found,) = ask(played, written[len(begun) :], extra_body=extra, **settings).choices
+    assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+    assert found.message.tool_calls[0].function.name == name
+    forced = TEXT.tokenise(begun)
+    assert list(player.requests[-1].forced_tokens) == forced
+    assert found.model_extra["token_ids"][: len(forced)] == forced
+    assert found.model_extra["num_forced_tokens"] == len(forced)
+    chunks = list(ask(played, written[len(begun) :], stream=True, extra_body=extra, **settings))
+    assert chunks[0].choices[0].model_extra["num_forced_tokens"] == len(forced)
+    assert chunks[-1].choices[0].delta.tool_calls[0].function.name == name
+    (rubbish,) = ask(played, " and no more", **settings).choices
+    if style == "react" and choice != "one of two":
+        return  # any text is the input of its action
+    assert (rubbish.finish_reason, rubbish.message.tool_calls) == ("stop", None)
+
+
+def test_a_call_is_not_begun_within_a_thought_of_the_prompt():
+    player = Player()
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    source = "{{ '<tool_call>' }}assistant:\n<think>\n"
+    text = text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": source})
+    with (
+        server_lab.serving(player, text=text, max_top_logprobs=0) as service,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none") as client,
+    ):
+        ask((player, client), "", tool_choice="required")
+        begun = "\n</think>\n\n" + tool_formats.FORMATS["hermes"].beginning("add")
+        assert text.decode(player.requests[-1].forced_tokens) == begun
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tool_choice": "any"}, "allowed are auto, none, required and"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "allowed are auto"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            r"tools are \['add'\]",
+        ),
+        ({"tool_choice": "required", "tools": []}, r"tools are \[\]"),
+        ({"tool_choice": "required", "max_tokens": 2}, "the beginning of a call"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "<|end|>"}}],
+                "tool_choice": "required",
+            },
+            "can't be forced",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_followed_is_refused(settings, words):
+    with (
+        server_lab.serving(
+            Player(), text=TEXT, tool_format="hermes", max_top_logprobs=0
+        ) as service,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none") as client,
+        pytest.raises(openai.BadRequestError, match=words),
+    ):
+        ask((service.engine, client), "", **settings)
 
 
 def test_the_template_shows_the_format_unless_one_is_given():
