@@ -85,6 +85,32 @@ def test_failures_of_the_judge_are_no_verdict(source, complaint):
     check.close()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "raise_an_error",
+        "float('nan')",
+        "1e39",
+        "-1",
+        "[print('7'), __import__('os')._exit(0)]",
+        "__import__('sys').exit('x' * 10**6)",
+        "(_ for _ in ()).throw(ValueError(chr(0xd800)))",
+        "'['" + "+'['" * 500,
+    ],
+)
+def test_an_answer_that_upsets_the_judge_is_wrong_and_no_error(answer):
+    check = judge.Judge(EVALUATES, WALLS)
+    assert asyncio.run(check.score_or_zero((answer,), ("0.5",))) == 0.0
+    check.close()
+
+
+def test_a_judge_that_fails_for_the_right_answer_too_is_an_error():
+    check = judge.Judge(EVALUATES, WALLS)
+    with pytest.raises(judge.JudgeError, match="right"):
+        asyncio.run(check.score_or_zero(("wrong",), ("right",)))
+    check.close()
+
+
 def test_many_answers_at_once_are_told_apart():
     check = judge.Judge("def score(answer):\n    print('noise')\n    return answer / 64", WALLS)
 

@@ -46,6 +46,14 @@ def test_no_question_is_in_both_splits_whatever_the_seeds(chain_sum):
     assert not train & held_out
 
 
+def test_seeds_of_runs_share_no_entries():
+    seeds = [reasoning_gym_tasks.seed_of_run(seed) for seed in range(100)]
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 2**32 - reasoning_gym_tasks.PLACES for seed in seeds)
+    near = [abs(a - b) for a in seeds[:10] for b in seeds[:10] if a != b]
+    assert min(near) > reasoning_gym_tasks.PLACES
+
+
 def test_access_is_random_and_bounded(chain_sum):
     tasks = _tasks(chain_sum, "eval")
     assert len(tasks) == 100_000
