@@ -110,7 +110,6 @@ async def run(
         host=host,
         port=port,
         token=token,
-        max_tokens_limit=engine.cache_length,
         model_name=model_name,
         tool_format=tool_format,
         max_top_logprobs=max_top_logprobs,

@@ -36,6 +36,7 @@ _IGNORED = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_retention",
 )
 # What may be said only where it says nothing.
 _NEUTRAL = {

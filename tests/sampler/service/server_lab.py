@@ -61,8 +61,9 @@ def make_engine(**changes) -> engine_lib.Engine:
 class Service:
     """The service and its address."""
 
-    def __init__(self, server: server_lib.Server, router: Router):
+    def __init__(self, server: server_lib.Server, router: Router, text):
         self.router = router
+        self.text = text
         self.engine = router.following
         self.port = server.port
         self.url = f"http://127.0.0.1:{server.port}"
@@ -116,7 +117,7 @@ def serving(engine, weights=None, *, text=TEXT, **options):
     server = server_lib.Server(router, text, **({"max_top_logprobs": TOPK, "topk": TOPK} | options))
     try:
         run(server.start())
-        yield Service(server, router)
+        yield Service(server, router, text)
     finally:
         run(server.close())
         engine.stop()
