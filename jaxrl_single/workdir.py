@@ -234,12 +234,16 @@ def newest_checkpoint(directory: pathlib.Path) -> tuple[int, dict[str, Any]] | N
 
     A checkpoint gets its final name, the bare step, when it is complete (checkpoint.py).
     """
-    steps = [int(p.name) for p in _children(directory) if p.name.isdecimal()]
-    for step in sorted(steps, reverse=True):
+    for step in reversed(checkpoint_steps(directory)):
         metadata = read_json(directory / str(step) / "metadata" / "metadata")
         if metadata is not None:
             return step, metadata
     return None
+
+
+def checkpoint_steps(directory: pathlib.Path) -> list[int]:
+    """Steps of the checkpoints under `directory`, ascending."""
+    return sorted(int(p.name) for p in _children(directory) if p.name.isdecimal())
 
 
 def is_running(paths: Workdir) -> bool:

@@ -1,7 +1,4 @@
-"""Rollouts of other systems -> the record format of `records`.
-
-From "store": our own trajectories, a run's WORKDIR or its trajectories directory; errors are left
-out. Draws and rows that the sampler recorded come along.
+"""Rollouts of other systems -> the record format of `records`; of our own: `own_runs`.
 
 From "trl": what a TRL `rollout_func` returns and `GRPOTrainer` keeps. Per completion:
   prompt_ids, completion_ids        prompts are optional; the text `prompt` may name the task
@@ -44,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_single import store, types, workdir
+from jaxrl_single import workdir
 
 Json = dict[str, Any]
 
@@ -66,20 +63,6 @@ def samples_of(path: os.PathLike[str] | str, source: str) -> Iterator[Json]:
                 yield from _samples(data, _COLUMN_OF[source])
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
-
-
-def from_store(path: os.PathLike[str] | str, *, split: str = "train") -> Iterator[Json]:
-    """Records of a run's trajectories, in the order in which they finished.
-
-    Raises:
-      types.InvalidTrajectory: a file is torn or not ours.
-    """
-    directory = pathlib.Path(path)
-    inner = workdir.Workdir(directory).trajectories
-    for file in store.files(inner if inner.is_dir() else directory, split):
-        trajectory = store.decode(file.read_bytes())
-        if trajectory.error is None:
-            yield _from_trajectory(trajectory)
 
 
 def from_trl(sample: Json, number: int) -> Json:
@@ -216,48 +199,6 @@ class _Builder:
         if len(values) < self._length:
             raise ValueError(f"{name} has {len(values)} entries, the response {self._length}")
         return list(values[: self._length])
-
-
-def _from_trajectory(trajectory: types.Trajectory) -> Json:
-    mask = trajectory.action_mask
-    record: Json = {
-        "id": f"{trajectory.run_id}/{trajectory.key}",
-        "task_id": trajectory.task_id,
-        "group_id": trajectory.group_id,
-        "terminated": trajectory.terminated,
-        "action_mask": mask.astype(int).tolist(),
-        "reward": float(trajectory.reward),
-        "tokens": trajectory.tokens.tolist(),
-        "policy_versions": trajectory.policy_versions.tolist(),
-        "turn_ids": trajectory.turn_ids.tolist(),
-        "entropies": _nulled(trajectory.entropies, mask),
-        "policy_logprobs": _nulled(trajectory.rollout_logprobs, mask),
-        "rollout_logprobs": _nulled(trajectory.rollout_logprobs, mask),
-    }
-    # Scripted and imported trajectories may have a reward that no token holds.
-    if np.isclose(trajectory.rewards[mask].sum(), trajectory.reward):
-        record["rewards"] = trajectory.rewards.tolist()
-    if trajectory.parent_id is not None:
-        record |= {"parent_id": trajectory.parent_id, "fork_index": trajectory.fork_index}
-    for name, rows in trajectory.action_arrays.items():
-        kind, _, what = name.partition("_")
-        if what == "logprobs":
-            spread = _spread(rows, mask)
-            record |= {f"{kind}_{whose}_logprobs": spread for whose in ("policy", "rollout")}
-        elif kind == "topk":
-            record["topk_tokens"] = _spread(rows, mask)
-    return record
-
-
-def _nulled(array: np.ndarray, mask: np.ndarray) -> list:
-    return [float(x) if counts else None for x, counts in zip(array, mask, strict=True)]
-
-
-def _spread(rows: np.ndarray, mask: np.ndarray) -> list:
-    """Rows of action tokens on all tokens; null elsewhere, and for what was impossible."""
-    finite = [[x if np.isfinite(x) else None for x in row] for row in rows.tolist()]
-    remaining = iter(finite)
-    return [next(remaining) if counts else None for counts in mask]
 
 
 def _samples(data: Any, column: str) -> Iterator[Json]:

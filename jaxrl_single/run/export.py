@@ -3,7 +3,7 @@
     --form=tokens     one trajectory a line, every field and array; null for what was not recorded
     --form=messages   {"id", "task_id", "messages": [{"role", "content"}], "reward", ...}
 
-A trajectory lies in the store until a checkpoint covers the step that trained it.
+What is left of a run, and why, is said on standard error; see docs/evidence.md.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from jaxrl_single import atomic, store, types, workdir
+from jaxrl_single.report import left
 from jaxrl_single.run import command_line
 
 FORMS = {"tokens": store.to_tokens, "messages": store.to_messages}
@@ -34,6 +35,7 @@ def main() -> int:
 def _export(args: argparse.Namespace) -> int:
     paths = workdir.Workdir(args.workdir)
     run_id = workdir.run_id_of(paths)
+    print(left.census(paths, args.split), file=sys.stderr)
     with _opened(args.output) as output:
         skipped = export(paths, run_id, args.split, FORMS[args.form], output)
     return 1 if skipped else 0
@@ -52,7 +54,7 @@ def _opened(output: str) -> Iterator[TextIO]:
 def export(paths: workdir.Workdir, run_id: str, split: str, form, output) -> int:
     """Writes one line per trajectory; returns how many files could not be used."""
     skipped = 0
-    for path in store.files(paths.trajectories, split):
+    for path in store.all_files(paths.trajectories, split):
         try:
             trajectory = store.decode(path.read_bytes())
             if trajectory.run_id != run_id:

@@ -57,9 +57,14 @@ def algorithm(config: ml_collections.ConfigDict) -> row_lib.Algorithm:
     Raises:
       ValueError: unknown algorithm, field, hyper-parameter or value.
     """
+    return algorithm_table.get(config.algorithm.name, overrides(config))
+
+
+def overrides(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """`config.algorithm` without the name of the row, as `table.get` takes it."""
     fields = dict(config.algorithm)
-    name = fields.pop("name")
-    return algorithm_table.get(name, dict(_dotted(fields)))
+    del fields["name"]
+    return dict(_dotted(fields))
 
 
 def record(config: ml_collections.ConfigDict) -> types.Record:

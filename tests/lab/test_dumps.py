@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_single import store, types, workdir
-from jaxrl_single.lab import dumps, records
+from jaxrl_single.lab import dumps, own_runs, records
 from tests.trajectory_maker import make_error, make_trajectory
 
 
@@ -193,7 +193,7 @@ def run_with_two(tmp_path):
 def test_the_store(run_with_two):
     paths, given = run_with_two
     for where in (paths.root, paths.trajectories):
-        found = list(dumps.from_store(where))
+        found = list(own_runs.from_store(where))
         text = [json.dumps(record, allow_nan=False) for record in found]
         first, second = records.parse_lines(enumerate(text, start=1))
         assert [first["reward"], second["reward"]] == [0.0, 1.0]
@@ -206,7 +206,7 @@ def test_the_store(run_with_two):
         rows = second["topk_rollout_logprobs"]
         assert (rows[mask] == [-0.5, -np.inf]).all()
         assert np.isnan(rows[~mask]).all()
-    assert list(dumps.from_store(paths.root, split="eval")) == []
+    assert list(own_runs.from_store(paths.root, split="eval")) == []
 
 
 def test_a_torn_file_is_refused(run_with_two):
@@ -214,7 +214,7 @@ def test_a_torn_file_is_refused(run_with_two):
     torn = store.files(paths.trajectories, "train")[0]
     torn.write_bytes(torn.read_bytes()[:-5])
     with pytest.raises(types.InvalidTrajectory):
-        list(dumps.from_store(paths.root))
+        list(own_runs.from_store(paths.root))
 
 
 def test_own_fields_are_put_in_by_id(tmp_path):
