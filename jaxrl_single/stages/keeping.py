@@ -134,12 +134,11 @@ class Keeper:
         self.bound()
 
     def bound(self) -> None:
-        """Deletes the oldest steps until the rest is within the bound."""
+        """Deletes the oldest steps, with all that is kept of them, until the rest is within it."""
         held = self._held()
         sizes = {path: self._sizes.get(path) or _size(path) for path in held}
-        total = sum(sizes.values())
-        for path in sorted(held, key=lambda path: held[path]):
-            if total <= self._max_bytes:
+        for oldest in sorted(set(held.values())):
+            if sum(sizes.values()) <= self._max_bytes:
                 break
             if not self._said:
                 self._said = True
@@ -148,8 +147,9 @@ class Keeper:
                     "from now on without a further message",
                     self._max_bytes / 1e9,
                 )
-            _remove(path)
-            total -= sizes.pop(path)
+            for path in [path for path in sizes if held[path] == oldest]:
+                _remove(path)
+                del sizes[path]
         # Evidence may be written again by a resume, and folders fill up in one go.
         self._sizes = {path: size for path, size in sizes.items() if path.suffix == ""}
 
