@@ -1,6 +1,9 @@
 """Runs that keep evidence: it agrees with the scorer, with a second scoring, and costs no bit."""
 
 import json
+import pathlib
+import re
+import shlex
 import sys
 
 import numpy as np
@@ -13,6 +16,8 @@ from jaxrl_single.supervise import workdir_config
 from tests.configs import test_runs
 
 pytestmark = pytest.mark.slow
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "evidence.md"
+MODULES = {"import_records": import_records, "score": score, "rescore": rescore}
 
 
 def small(name):
@@ -107,13 +112,31 @@ def test_evidence_changes_no_bit(sao, tmp_path):
     none = play(tmp_path / "none", small("tiny_sao"), keep="none")
     assert not none.samples.exists()
     assert not (none.trajectories / "kept").exists()
-    left, right = (
-        checkpoint.read_part(paths.stage_checkpoints("rl"), 3, "") for paths in (sao, none)
-    )
-    assert left.keys() == right.keys()
-    for name in left:
-        if name != "key":
-            np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+    for part in ("policy_params/", "critic_params/"):
+        left, right = (
+            checkpoint.read_part(paths.stage_checkpoints("rl"), 3, part) for paths in (sao, none)
+        )
+        assert left.keys() == right.keys()
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name], err_msg=part + name)
+
+
+@pytest.mark.long
+def test_the_page_runs_as_written(sao, monkeypatch, tmp_path, capsys):
+    """Its commands and its Python, on step 3 of this run instead of the quickstart's step 160."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny_sao").symlink_to(sao.root)
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", PAGE.read_text(), re.S)
+    texts = {kind: re.sub(r"\b160\b", "3", text) for kind, text in blocks}
+    for line in texts["bash"].splitlines():
+        if not line.startswith("#"):
+            module, *words = shlex.split(line.removeprefix("python -m jaxrl_single.run."))
+            command(monkeypatch, MODULES[module], *words)
+    assert "sao " in capsys.readouterr().out
+    exec(texts["python"], {})
+    key = evidence.read_facts(sao.samples / "3.safetensors").trajectories[0]["key"]
+    assert capsys.readouterr().out.startswith(key)
 
 
 @pytest.mark.long
