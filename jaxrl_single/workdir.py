@@ -2,6 +2,7 @@
 
 run.json          run_id and when it began; never changes
 config.json       the config of the run; a rerun is compared with it
+provenance.json   digests of what the run is made of (supervise/provenance.py)
 lock              held by the parent process of a running run
 processes.json    the processes of the newest start: pid and start time
 status.json       where the run is now: `Status`
@@ -66,6 +67,7 @@ class Workdir:
         self.root = pathlib.Path(root).expanduser().absolute()
         self.run = self.root / "run.json"
         self.config = self.root / "config.json"
+        self.provenance = self.root / "provenance.json"
         self.lock = self.root / "lock"
         self.processes = self.root / "processes.json"
         self.status = self.root / "status.json"
@@ -188,6 +190,11 @@ def _read_run(paths: Workdir) -> dict[str, Any]:
     return record
 
 
+def weights_directory(paths: Workdir, directory: str) -> pathlib.Path:
+    """Where versions are published; `directory` outside of the workdir gets one of this run."""
+    return pathlib.Path(directory, run_id_of(paths)) if directory else paths.weights
+
+
 def write_status(paths: Workdir, status: Status) -> None:
     """Replaces status.json, stamped with the present time."""
     record = dataclasses.asdict(status)
@@ -244,6 +251,12 @@ def newest_checkpoint(directory: pathlib.Path) -> tuple[int, dict[str, Any]] | N
 def checkpoint_steps(directory: pathlib.Path) -> list[int]:
     """Steps of the checkpoints under `directory`, ascending."""
     return sorted(int(p.name) for p in _children(directory) if p.name.isdecimal())
+
+
+def has_checkpoint(paths: Workdir) -> bool:
+    """True when a finished stage or a step of RL can be continued from."""
+    stages = _children(paths.checkpoints)
+    return any(newest_checkpoint(stage) is not None for stage in stages)
 
 
 def is_running(paths: Workdir) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 from jaxrl_single import wire, workdir
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.lab import prompts_file, resumable, serving
-from jaxrl_single.models import hf, hf_config, pretrained
+from jaxrl_single.models import content, hf, hf_config, pretrained
 from jaxrl_single.sampler import checks
 from jaxrl_single.sampler import engine as engine_lib
 
@@ -144,6 +144,7 @@ class _Source:
     """What answers are made of."""
 
     model: pathlib.Path
+    content: dict[str, str]  # digests of the checkpoint
     prompts: Sequence[prompts_file.Prompt]
     sampling: Sampling
     date: str | None  # that chat templates show
@@ -176,7 +177,8 @@ class _Source:
         )
         stop = text.stop_token_ids if text else description.stop_token_ids
         stop = () if sampling.ignore_eos else stop
-        return cls(model, found, sampling, date, description, text, stop)
+        digests = content.in_words(model)
+        return cls(model, digests, found, sampling, date, description, text, stop)
 
     @property
     def longest(self) -> int:
@@ -189,7 +191,7 @@ class _Source:
         content = repr([(prompt.tokens, prompt.max_tokens) for prompt in self.prompts])
         digest = hashlib.sha256(content.encode()).hexdigest()
         return dataclasses.asdict(self.sampling) | {
-            "model": str(self.model.absolute()),
+            **self.content,
             "dtype": self.description.model.dtype,
             "date": self.date,
             "prompts": f"{len(self.prompts)}, sha256 {digest[:16]}",

@@ -34,7 +34,7 @@ import numpy as np
 
 from jaxrl_single import param_tree, workdir
 from jaxrl_single.lab import resumable, token_lines
-from jaxrl_single.models import api, kv_cache, pretrained
+from jaxrl_single.models import api, content, kv_cache, pretrained
 from jaxrl_single.ops import logprobs as logprob_ops
 
 _PAGE_SIZES = (16, 32, 64, 128)  # tokens; larger ones are faster, but a line's last one is not full
@@ -313,7 +313,7 @@ def _settings(
     for line in lines:
         digest.update(repr((line.id, len(line.tokens))).encode() + line.tokens.tobytes())
     return {
-        "model": str(checkpoint.path.absolute()),
+        **content.in_words(checkpoint.path),
         "dtype": checkpoint.config.dtype,
         "input": f"{len(lines)} lines, sha256 {digest.hexdigest()[:16]}",
     }

@@ -67,8 +67,9 @@ def _check(output: pathlib.Path, earlier: dict[str, Any], settings: dict[str, An
     ]
     if odd:
         raise SettingsConflict(
-            f"{output} was made with other settings: {'; '.join(odd)}; "
-            "give the same ones to go on with it, or choose another output"
+            f"{output} was made with other settings: {'; '.join(odd)}; give the same ones to go on "
+            "with it, or choose another output. (Checkpoints are known by their content, wherever "
+            "they lie.)"
         )
 
 

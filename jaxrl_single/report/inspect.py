@@ -14,7 +14,8 @@ def inspect(paths: workdir.Workdir) -> dict[str, Any]:
     """What the run is now, or, when it does not run, what a rerun would continue from.
 
     A running run says it in status.json. A run that was killed had gone further than its newest
-    checkpoint, but a rerun continues there, so then the checkpoint speaks.
+    checkpoint, but a rerun continues there, so then the checkpoint speaks; it does for a run that
+    is done as well, whose sampler had played on while the last evaluation was made.
 
     Returns:
       {"run_id", "step", "policy_version", "params_sha256", "trajectories", "evals"}; `step`
@@ -26,7 +27,12 @@ def inspect(paths: workdir.Workdir) -> dict[str, Any]:
     """
     run_id = workdir.run_id_of(paths)
     status = workdir.read_status(paths)
-    live = status is not None and status.params_sha256 is not None and workdir.is_running(paths)
+    live = (
+        status is not None
+        and status.params_sha256 is not None
+        and status.stage != "done"
+        and workdir.is_running(paths)
+    )
     facts = _of_status(status) if live else _of_checkpoint(paths) or _of_status(status)
     evals = [_plain(evaluation) for evaluation in workdir.read_evals(paths)]
     return {"run_id": run_id, **facts, "evals": evals}

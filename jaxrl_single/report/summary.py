@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_single import workdir
 from jaxrl_single.metrics import alarms, success
-from jaxrl_single.report import wording
+from jaxrl_single.report import inspect, wording
 
 
 def text(paths: workdir.Workdir) -> str:
@@ -17,7 +17,7 @@ def text(paths: workdir.Workdir) -> str:
     Raises:
       workdir.BrokenFile: a file of the workdir is broken.
     """
-    evaluations = workdir.read_evals(paths)
+    evaluations = sorted(workdir.read_evals(paths), key=lambda evaluation: evaluation.step)
     records = [r for r in workdir.read_jsonl(paths.metrics) if r.get("stage") == "rl"]
     raised = alarms.scan(records)
     blocks = [
@@ -29,6 +29,31 @@ def text(paths: workdir.Workdir) -> str:
         _next(paths),
     ]
     return "\n\n".join(filter(None, blocks))
+
+
+def stopped(paths: workdir.Workdir) -> str:
+    """One line about a run that a signal has stopped: where it was, and where it continues.
+
+    Raises:
+      workdir.BrokenFile: a file of the workdir is broken.
+    """
+    status = workdir.read_status(paths)
+    if status is None:
+        return "stopped before the first step, the same command begins again"
+    where = f"stopped at step {status.step} of {status.num_steps}"
+    if status.stage not in ("rl", "final", "done"):
+        saved = workdir.newest_checkpoint(paths.stage_checkpoints(f"{status.stage}.unfinished"))
+        if saved is None:
+            return (
+                f"{where} of {wording.stage(status.stage)}, the same command continues: it begins "
+                "this stage again, and keeps the stages before it"
+            )
+        return f"{where} of {wording.stage(status.stage)}, the same command continues"
+    saved = workdir.newest_checkpoint(paths.stage_checkpoints("rl"))
+    step = 0 if saved is None else saved[0]
+    if step != status.step:
+        return f"{where}, the same command continues from step {step}, which was saved last"
+    return f"{where}, the same command continues"
 
 
 def _evaluations(evaluations: Sequence[workdir.Eval]) -> str:
@@ -116,15 +141,13 @@ def _asynchrony(paths: workdir.Workdir, records: Sequence[dict[str, Any]]) -> st
         f"  {_percent(_mean(records, 'keep/fraction', 'train/action_tokens'))} of the tokens kept",
         f"  time: {_times(records)}",
     ]
-    status = workdir.read_status(paths)
-    if status is not None:
-        counts = status.trajectories
-        lines.insert(
-            3,
-            f"  trajectories: {counts.get('written', 0)} written, {counts.get('trained', 0)} "
-            f"trained, {counts.get('dropped_stale', 0)} dropped as too stale, "
-            f"{counts.get('errors', 0)} errors",
-        )
+    counts = inspect.inspect(paths)["trajectories"]
+    lines.insert(
+        3,
+        "  trajectories, those of value pretraining included: "
+        f"{counts['written']} written, {counts['trained']} trained, {counts['dropped_stale']} "
+        f"dropped as too stale, {counts['errors']} errors, {counts['pending']} left over",
+    )
     return "\n".join(lines)
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import ml_collections
 
-from configs import common
 from jaxrl_single import workdir
 from jaxrl_single.run import command_line
 from jaxrl_single.stages import waiting
-from jaxrl_single.supervise import child
+from jaxrl_single.supervise import child, provenance, workdir_config
 
 Body = Callable[..., None]  # (config, paths, *, stopping, beat)
 _OWN = {"algorithm", "env", "mode", "model", "rl", "seed"}  # no default can stand for these
@@ -27,7 +26,8 @@ def run(
 ) -> None:
     """Runs a process of the run in `root`.
 
-    Exits with 0 when done or stopped, with 2 when there is no run, else with 1.
+    Exits with 0 when done, with 128 + SIGNAL when stopped, with 2 when there is no run or what it
+    is made of has changed meanwhile, else with 1.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -37,7 +37,9 @@ def run(
     try:
         workdir.run_id_of(paths)
         config = load_config(paths)
-    except workdir.BrokenFile as error:  # nothing is made where there is no run
+        provenance.verify(paths, config.to_dict())
+    except (ValueError, OSError) as error:
+        # Nothing is made where there is no run.
         sys.exit(command_line.refuse(str(error)))
     heartbeat = child.start(paths, name)
     stopping = child.stop_on_signals()
@@ -53,14 +55,18 @@ def guarded(
     paths: workdir.Workdir,
     *,
     for_people: tuple[type[Exception], ...],
-    stopping: Callable[[], bool],
+    stopping: child.StopRequest,
     beat: Callable[[], None],
 ) -> int:
-    """Exit code of `body`. Errors made for people are printed without a traceback."""
+    """Exit code of `body`: 0 when it is done, 128 + SIGNAL when a signal has stopped it.
+
+    Errors made for people are printed without a traceback.
+    """
     try:
         body(config, paths, stopping=stopping, beat=beat)
     except waiting.Stopped:
         logging.info("stopped as asked; the same command continues")
+        return stopping.exit_code
     except for_people as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
@@ -94,13 +100,7 @@ def load_config(paths: workdir.Workdir) -> ml_collections.ConfigDict:
             f"{paths.config} is not the config of a run: it lacks {', '.join(sorted(missing))}; "
             "choose another --workdir"
         )
-    saved = ml_collections.ConfigDict(_with_tuples(found))
-    for name, section in common.base().items():
-        if name not in saved:
-            saved[name] = section
-        elif isinstance(section, ml_collections.ConfigDict) and name != "algorithm":
-            for field in set(section) - set(saved[name]):
-                saved[name][field] = section[field]
+    saved = ml_collections.ConfigDict(_with_tuples(workdir_config.complete(found)))
     saved.lock()
     return saved
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import ml_collections
 
@@ -18,7 +18,16 @@ from jaxrl_single.report import progress, summary
 from jaxrl_single.run import child_process
 from jaxrl_single.stages import addresses
 from jaxrl_single.stages import world as world_lib
-from jaxrl_single.supervise import check_config, child, devices, lock, processes, workdir_config
+from jaxrl_single.supervise import (
+    beginning,
+    check_config,
+    child,
+    devices,
+    lock,
+    processes,
+    provenance,
+    workdir_config,
+)
 
 _FOR_PEOPLE = (
     check_config.ConfigError,
@@ -30,14 +39,25 @@ _FOR_PEOPLE = (
 )
 
 
-def run(config: ml_collections.ConfigDict, root: str) -> int:
-    """Runs all stages in `root`; returns the exit code, 2 when nothing was started."""
+def run(
+    config: ml_collections.ConfigDict, root: str, *, accept_changed: Collection[str] = ()
+) -> int:
+    """Runs all stages in `root`; returns the exit code.
+
+    That is 2 when nothing was started, 128 + SIGNAL when a signal has stopped it.
+
+    Args:
+      accept_changed: of provenance.PARTS; may differ from what the run was made of.
+    """
     try:
-        plan, told = _prepare(config, root)
+        plan, told = _prepare(config, root, accept_changed)
         paths, _ = workdir.create(root)
         with lock.hold(paths) as reclaimed:
             _check_ports(config)
-            workdir_config.check(paths, config.to_dict())
+            provenance.check(paths, config.to_dict(), accepted=accept_changed)
+            if not workdir.has_checkpoint(paths):
+                weights = workdir.weights_directory(paths, config.weights.directory)
+                told += beginning.begin_anew(paths, weights)
             for line in [*reclaimed, *told]:
                 print(line, flush=True)
             config.mode = plan.mode
@@ -48,16 +68,23 @@ def run(config: ml_collections.ConfigDict, root: str) -> int:
             )
             if code == 0:
                 print(summary.text(paths))
+            elif code > 128:
+                print(summary.stopped(paths))
             return code
     except _FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def dry_run(config: ml_collections.ConfigDict, root: str | None = None) -> int:
+def dry_run(
+    config: ml_collections.ConfigDict,
+    root: str | None = None,
+    *,
+    accept_changed: Collection[str] = (),
+) -> int:
     """Prints what `run` would do, or refuses what it would refuse; makes and changes nothing."""
     try:
-        _, told = _prepare(config, root)
+        _, told = _prepare(config, root, accept_changed)
         if root is not None:
             lock.check_free(workdir.Workdir(root))
         _check_ports(config)
@@ -73,7 +100,7 @@ def dry_run(config: ml_collections.ConfigDict, root: str | None = None) -> int:
 
 
 def _prepare(
-    config: ml_collections.ConfigDict, root: str | None
+    config: ml_collections.ConfigDict, root: str | None, accept_changed: Collection[str]
 ) -> tuple[devices.DevicePlan, list[str]]:
     """All checks that come before anything is made; returns who gets what, and lines for people.
 
@@ -87,8 +114,8 @@ def _prepare(
         paths = workdir.Workdir(root)
         workdir_config.check_place(paths)
         _check_warm_start(config, root)
-        changed = workdir_config.compare(paths, config.to_dict())
-    told = [*(f"config: {line}" for line in changed), *notices, plan.message]
+        changed, _ = provenance.compare(paths, config.to_dict(), accepted=accept_changed)
+    told = [*changed, *notices, plan.message]
     return plan, list(filter(None, told))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from jaxrl_single import types, workdir
@@ -34,22 +36,35 @@ class Records:
         self._resume: dict[str, int] = {}
 
     def resume(self, steps: Mapping[str, int | None]) -> list[str]:
-        """Forgets what was written of these stages after these steps; the rest is kept.
+        """Forgets what was written of later steps, and of stages that are not named.
 
-        Call it before the first line. A stage that is not named begins anew when it writes.
+        Call it before the first line.
+
+        Args:
+          steps: by stage, those that the checkpoint covers from which the run continues.
 
         Returns:
           The evaluations that stay, as "STAGE@STEP": their weights are of the checkpoint's lineage.
         """
         self._resume = {stage: step for stage, step in steps.items() if step is not None}
-        last = self._resume.get("rl", 0)
-        workdir.filter_jsonl(self._paths.evals, lambda record: record.get("step", 0) <= last)
+        # The policy of step 0 is evaluated in value pretraining, which ends with a checkpoint.
+        last = self._resume.get("rl", 0) if "value_pretraining" in self._resume else -1
+        lost = workdir.filter_jsonl(self._paths.evals, lambda line: line.get("step", 0) <= last)
         for row in workdir.read_jsonl(self._paths.metrics):
             if row.get("stage") == "rl" and row.get("step", 0) <= last:
                 self._alarms.take(row)  # told by an earlier start
         kept = workdir.read_evals(self._paths)
         if kept:
             self._resume["eval"] = max(evaluation.step for evaluation in kept)
+        lost += workdir.filter_jsonl(
+            self._paths.metrics,
+            lambda line: line.get("step", 0) <= self._resume.get(line.get("stage"), -1),
+        )
+        for board in self._paths.tensorboard.glob("*"):
+            if board.name not in self._resume:
+                shutil.rmtree(board)
+        if lost:
+            _log.warning("removed %d records of steps that no checkpoint covers", lost)
         return [f"{evaluation.stage}@{evaluation.step}" for evaluation in kept]
 
     def metrics(
@@ -118,6 +133,25 @@ class Records:
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
+
+
+def covered(paths: workdir.Workdir, config: ml_collections.ConfigDict) -> dict[str, int | None]:
+    """By stage, the steps that the checkpoint covers from which the run continues.
+
+    A critic whose warm policy is gone is of no use; its checkpoint is removed.
+    """
+
+    def newest(stage: str) -> tuple[int, dict[str, Any]] | None:
+        return workdir.newest_checkpoint(paths.stage_checkpoints(stage))
+
+    if found := newest("rl"):
+        return found[1]["steps"]
+    if not newest("warm_start"):
+        shutil.rmtree(paths.stage_checkpoints("value_pretraining"), ignore_errors=True)
+        return {}
+    if found := newest("value_pretraining"):
+        return found[1]["steps"]
+    return {"warm_start": config.warm_start.num_steps}
 
 
 def episode_metrics(trajectories: Sequence[types.Trajectory]) -> dict[str, float]:

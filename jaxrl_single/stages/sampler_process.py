@@ -11,7 +11,6 @@ import asyncio
 import dataclasses
 import functools
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -69,9 +68,7 @@ def run(
 
 def weights_directory(config: ml_collections.ConfigDict, paths: workdir.Workdir) -> str:
     """Where versions are published; a directory outside the workdir gets one of this run's own."""
-    if not config.weights.directory:
-        return str(paths.weights)
-    return os.path.join(config.weights.directory, workdir.run_id_of(paths))
+    return str(workdir.weights_directory(paths, config.weights.directory))
 
 
 def make_engine(

@@ -103,17 +103,18 @@ class Trainer:
         )
         self.records = trainer_parts.make_records(config, paths, self.rollouts, self.weights)
         self.keeper = keeping.Keeper(paths, max_gb=config.trajectories.max_gb)
+        self._known_evaluations: list[str] = []
         self.mismatch = score.make_mismatch(self.policy, chunk=warm_start.LOGPROB_CHUNK)
 
     def run(self) -> None:
         """All stages in order."""
-        policy_params = self._warm_start()
-        value_checkpoints = self._checkpoints("value_pretraining")
+        self._known_evaluations = self.records.resume(records.covered(self.paths, self.config))
         rl_checkpoints = self._checkpoints("rl")
         if rl_checkpoints.latest_step() is not None:
-            state = self._resume_rl(rl_checkpoints, policy_params)
+            state = self._resume_rl(rl_checkpoints)
         else:
-            state = self._value_pretraining(value_checkpoints, policy_params)
+            policy_params = self._warm_start()
+            state = self._value_pretraining(policy_params)
         loop = self._loop(rl_checkpoints, state)
         if int(state.step) < self.config.rl.num_steps:
             self._gate(state.policy_params)
@@ -159,9 +160,8 @@ class Trainer:
             report=functools.partial(self._report, "warm_start", section.num_steps),
         )
 
-    def _value_pretraining(
-        self, checkpoints: checkpoint_lib.Checkpoints, policy_params: api.Params
-    ) -> state_lib.TrainState:
+    def _value_pretraining(self, policy_params: api.Params) -> state_lib.TrainState:
+        checkpoints = self._checkpoints("value_pretraining")
         section, config = self.config.value_pretraining, self.config
         critic_params = self.critic.from_policy(policy_params, jax.random.key(config.seed + 1))
         if checkpoints.latest_step() is not None:
@@ -227,22 +227,22 @@ class Trainer:
 
     # Resume and checkpoints.
 
-    def _resume_rl(
-        self, checkpoints: checkpoint_lib.Checkpoints, policy_params: api.Params
-    ) -> state_lib.TrainState:
+    def _resume_rl(self, checkpoints: checkpoint_lib.Checkpoints) -> state_lib.TrainState:
         key = jax.random.key(self.config.seed)
-        critic_params = initial.random_params(self.critic.init, key, self.placement.parameters)
-        state, metadata = checkpoints.restore(self._fresh_state(policy_params, critic_params))
+        params = [
+            initial.random_params(model.init, key, self.placement.parameters)
+            for model in (self.policy, self.critic)
+        ]
+        state, metadata = checkpoints.restore(self._fresh_state(*params))
         self._restore_rollouts(metadata, state.policy_params)
         return state
 
     def _restore_rollouts(self, metadata: dict[str, Any], params: api.Params) -> None:
-        known = self.records.resume(metadata["steps"])
         self.keeper.forget_after(metadata["steps"].get("rl") or 0)
         used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
         # Numbers name the randomness: sync mode repeats them, local mode never does.
         lost = self.rollouts.restore(metadata["rollouts"], used=() if self.sync else used)
-        self.rollouts.forget_evaluations(known)
+        self.rollouts.forget_evaluations(self._known_evaluations)
         if lost:
             _log.warning(
                 "%d trajectories of steps after the checkpoint were forgotten with those steps",
@@ -386,9 +386,9 @@ class Trainer:
 
     def _report(self, stage: str, num_steps: int, step: int, metrics: dict[str, Any]) -> None:
         """One step of a supervised stage."""
-        self._look()
         self.records.metrics(stage, step, metrics)
         self.records.status(stage, step, num_steps)
+        self._look()
 
     def _look(self) -> None:
         self._beat()

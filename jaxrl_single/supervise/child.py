@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 from jaxrl_single import workdir
 
@@ -68,16 +67,31 @@ def exit_with_parent(parent_pid: int, *, interval_s: float = 1.0) -> None:
     ).start()
 
 
-def stop_on_signals() -> Callable[[], bool]:
-    """Takes SIGTERM and SIGINT as a request to stop; call it in the main thread.
+class StopRequest:
+    """Whether this process was asked to stop. The loop asks it, saves and returns."""
 
-    Returns:
-      A function that tells whether the request has come. The loop asks it, saves and returns.
-    """
-    requested = threading.Event()
+    def __init__(self) -> None:
+        self.signal: int | None = None  # the first one that came
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """As shells count: 130 after Ctrl-C, 143 after SIGTERM; 0 without a request."""
+        return 0 if self.signal is None else 128 + self.signal
+
+
+def stop_on_signals() -> StopRequest:
+    """Takes SIGTERM and SIGINT as a request to stop; call it in the main thread."""
+    request = StopRequest()
+
+    def take(number: int, frame: object) -> None:
+        request.signal = request.signal or number
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: requested.set())
-    return requested.is_set
+        signal.signal(number, take)
+    return request
 
 
 def _watch_parent(parent_pid: int, interval_s: float) -> None:

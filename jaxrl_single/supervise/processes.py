@@ -19,6 +19,7 @@ from jaxrl_single import workdir
 from jaxrl_single.supervise import child, identity, logs
 
 _STACKS_S = 1.0  # for a silent process to print its stacks before it is killed
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a stop as it should be
 _SAME_REQUEST_S = 1.0  # `timeout` and shells send a signal twice, to the process and its group
 
 
@@ -43,8 +44,13 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the run ended. `message` is for stderr and ends with the first traceback or,
-    where a process has said what is wrong, with that; "" at 0."""
+    """How the run ended.
+
+    Attributes:
+      exit_code: 0 when the main program was done, 128 + SIGNAL when it was stopped, else 1.
+      message: for stderr; ends with the first traceback or, where a process has said what is
+        wrong, with that. "" when nothing went wrong.
+    """
 
     exit_code: int
     message: str = ""
@@ -167,6 +173,7 @@ class Supervisor:
         self._running: dict[str, _Running] = {}
         self._failures: list[_Failure] = []
         self._stop_requests = 0
+        self._stop_signal = signal.SIGTERM
         self._requested_at = -float("inf")
 
     def run(self) -> Outcome:
@@ -203,7 +210,7 @@ class Supervisor:
             for running in order:
                 reason = self._trouble(running)
                 if reason == "" and running is main:
-                    return Outcome(0)
+                    return Outcome(main.process.returncode)
                 if reason is not None and not self._restart(running, reason):
                     if running is not main:
                         self._stop_main(main)
@@ -221,7 +228,7 @@ class Supervisor:
         """None while all is well, "" when the main program is done, else what has happened."""
         code = running.exit_code()
         if code is not None:
-            return "" if code == 0 and running.program.main else _reason(code)
+            return "" if code in (0, *_STOPPED) and running.program.main else _reason(code)
         silent_s = running.silent_s()
         if not self._heartbeat_s or silent_s < self._heartbeat_s:
             return None
@@ -244,9 +251,11 @@ class Supervisor:
     def _stop_main(self, main: _Running) -> Outcome:
         self._say(f"stopping; {main.program.name} may save a checkpoint first")
         code = self._terminate(main, patience=self._stop_requests)
-        # SIGTERM itself ends a program that has not come to its handler, nor to anything to save.
-        if code in (0, -signal.SIGTERM):
+        if code == 0:  # it had just finished
             return Outcome(0)
+        # SIGTERM itself ends a program that has not come to its handler, nor to anything to save.
+        if code in (-signal.SIGTERM, *_STOPPED):
+            return Outcome(128 + self._stop_signal)
         reason = _reason(code)
         if self._stop_requests > 1:
             reason = "was killed before it had stopped, at the second request"
@@ -314,6 +323,7 @@ class Supervisor:
         def request(number: int, frame: object) -> None:
             now = time.monotonic()
             if now - self._requested_at > _SAME_REQUEST_S:
+                self._stop_signal = signal.Signals(number)
                 self._stop_requests += 1
             self._requested_at = now
 
