@@ -116,15 +116,16 @@ def test_killed_parent_leaves_no_orphan_and_the_same_command_continues(tmp_path)
     check_sound(workdir)
 
 
-def test_sigterm_saves_and_exits_with_zero(tmp_path):
+def test_sigterm_saves_and_says_so(tmp_path):
     workdir = tmp_path / "run"
     process = runs.start(workdir, "rl.num_steps=60", *STEPS[1:])
     runs.wait_until(lambda: 4 in runs.rl_steps(workdir), "step 4", process=process)
     os.kill(process.pid, signal.SIGTERM)
     began = time.monotonic()
-    runs.finish(process, workdir)
+    text = runs.finish(process, workdir, expect=143)
     assert time.monotonic() - began < 30
     saved = runs.inspect(workdir)["step"]
+    assert f"stopped at step {saved} of 60, the same command continues" in text
     assert saved == max(runs.rl_steps(workdir)) < 60, "nothing that was logged is lost"
     runs.run(workdir, "rl.num_steps=60", *STEPS[1:])
     assert runs.inspect(workdir)["step"] == 60
