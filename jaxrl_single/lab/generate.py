@@ -91,6 +91,10 @@ def generate(
     output = pathlib.Path(output)
     date = resumable.earlier_setting(output, "date", datetime.date.today().isoformat())
     source = _Source.open(model, prompts, sampling, dtype, date)
+    # What is wrong with the settings is wrong with every request: said before the long work.
+    checks.request_tokens(
+        source.request(source.prompts[0], 0), vocab_size=source.description.model.vocab_size
+    )
     with resumable.claimed(output, source.settings()):
         return _complete(output, source, num_slots, report)
 

@@ -7,6 +7,7 @@ wrong from the first step on, and nothing later can tell that from staleness.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -45,18 +46,34 @@ def measure(
 
 
 def check(
-    metrics: dict[str, float], section: ml_collections.ConfigDict, *, temperature: float
+    metrics: dict[str, float],
+    section: ml_collections.ConfigDict,
+    *,
+    temperature: float,
+    error: str = "",
 ) -> None:
     """Compares with `config.gate`; a low temperature stretches logits, so it widens the bounds.
+
+    Args:
+      error: of an episode that was to be compared, "" if all were.
 
     Raises:
       GateFailed: a bound is exceeded, or nothing was compared.
     """
     if not metrics["mismatch/tokens"]:
-        raise GateFailed("nothing to compare: no episode of the gate ended without an error")
+        raise GateFailed(
+            "nothing to compare: no episode of the gate ended without an error"
+            + (f"; one says {error}" if error else "")
+        )
     scale = 1 / min(1.0, temperature)
     for name, field in (("max", "max_difference"), ("mean", "mean_difference")):
         found, allowed = metrics[f"mismatch/{name}"], section[field] * scale
+        if not math.isfinite(found):
+            raise GateFailed(
+                f"the {name} difference of log-probs of sampler and trainer is {found}: finite "
+                "weights give logits that are not. Look for a weight that is much too large, or "
+                "compute in float32 (model.dtype)"
+            )
         if not found <= allowed:
             raise GateFailed(
                 f"sampler and trainer disagree at equal weights: {name} difference of log-probs "

@@ -133,7 +133,10 @@ class Trainer:
         if section.workdir:
             params = trainer_parts.warm_policy_of(section.workdir, shapes)
         else:
-            params = initial.policy_params(self.config, self.policy, self.placement.parameters)
+            try:
+                params = initial.policy_params(self.config, self.policy, self.placement.parameters)
+            except ValueError as error:  # of the checkpoint, for people to read
+                raise weights_base.InvalidWeights(f"model.path: {error}") from error
             if section.num_steps:
                 params = self._imitate(params)
         checkpoints.save(section.num_steps, params, {})
@@ -369,7 +372,13 @@ class Trainer:
         )
         episodes = self.rollouts.take_evaluation("gate@0", wait=True)
         found = gate.measure(self.mismatch, params, episodes, self.pack_evaluation, limit=num_tasks)
-        gate.check(found, self.config.gate, temperature=self.config.rollout.temperature)
+        errors = [episode.error.message.splitlines()[0] for episode in episodes if episode.error]
+        gate.check(
+            found,
+            self.config.gate,
+            temperature=self.config.rollout.temperature,
+            error=errors[0] if errors else "",
+        )
         _log.info("gate passed: %s", found)
 
     def _record_evaluation(self, stage, step, params, episodes) -> None:

@@ -216,6 +216,7 @@ def test_c23_the_snippet_of_the_readme_runs_as_it_is_written(service):
     names = {"openai": openai}
     exec(snippet.replace("PORT", str(service.port)), names)
     (choice,) = names["answer"].choices
+    exec(snippet.replace("PORT", str(service.port)), {})
     assert len(choice.rollout_logprobs) == len(choice.token_ids) == len(choice.policy_versions)
     names["client"].close()
     service.post("/release", {"session": "episode-1"})

@@ -282,3 +282,17 @@ def test_a_killed_process_is_continued(model, tmp_path):
         subprocess.run([*arguments, f"--output={output}"], env=env, check=True)
     assert killed.read_bytes() == whole.read_bytes()
     assert len(lines_of(whole)) == 60
+
+
+def test_wrong_settings_are_said_before_anything_is_written(model, prompts, tmp_path):
+    for wrong, words in (
+        ("--temperature=nan", "temperature nan, must be 0"),
+        ("--top_p=0", "top_p 0.0, must be in"),
+    ):
+        output = tmp_path / "out.jsonl"
+        code, _, err = run_command(
+            f"--model={model}", f"--input={prompts}", f"--output={output}", wrong
+        )
+        assert (code, err.count("\n")) == (2, 1)
+        assert words in err
+        assert list(tmp_path.iterdir()) == []

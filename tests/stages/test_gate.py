@@ -137,5 +137,9 @@ def test_replay_makes_up_for_a_router_that_chooses_otherwise(size):
 
 def test_nothing_to_compare_does_not_pass():
     nothing = {"mismatch/max": 0.0, "mismatch/mean": 0.0, "mismatch/tokens": 0.0}
-    with pytest.raises(gate.GateFailed, match="nothing to compare"):
-        gate.check(nothing, common.base().gate, temperature=1.0)
+    with pytest.raises(gate.GateFailed, match=r"nothing to compare.*an error; one says NotFinite"):
+        gate.check(nothing, common.base().gate, temperature=1.0, error="NotFinite")
+    for name in ("mismatch/max", "mismatch/mean"):
+        odd = nothing | {"mismatch/tokens": 3.0, name: np.nan}
+        with pytest.raises(gate.GateFailed, match="trainer is nan: finite weights give logits"):
+            gate.check(odd, common.base().gate, temperature=1.0)

@@ -1,5 +1,8 @@
 """Bodies of OpenAI's endpoints: what becomes of each field, and which are refused by name."""
 
+import pathlib
+import re
+
 import pytest
 
 from jaxrl_single.envs import chat, chat_text
@@ -239,6 +242,19 @@ def test_an_echo_may_ask_for_no_answer_and_cannot_be_streamed():
         completion(echo=True, stream=True)
     with pytest.raises(http_errors.ApiError, match="max_tokens"):
         completion(echo=False, max_tokens=0)
+
+
+def test_the_documented_fields_are_the_known_ones():
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "sampler.md").read_text()
+    section = page.partition("## Fields")[2].partition("## The distribution")[0]
+    documented = {name.partition(".")[0] for name in re.findall(r"`([a-z_.]+)[`=]", section)}
+    known = set()
+    for read in (completion, chat_call):
+        with pytest.raises(http_errors.ApiError) as caught:
+            read(nobody_knows_it=1)
+        known |= set(re.findall(r"'([a-z_]+)'", caught.value.message.partition("known are")[2]))
+    assert known - documented <= {"model", "prompt", "messages"}
+    assert documented - known <= {"length"}  # a finish reason
 
 
 def test_a_session_takes_one_request_at_a_time():
