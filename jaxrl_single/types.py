@@ -16,6 +16,8 @@ SOURCES = ("policy", "script")
 FINISH_REASONS = ("stop", "length", "cancelled")
 NOT_SAMPLED = -1  # policy_versions of tokens that no policy sampled
 LOGPROB_ROUNDING = 1e-5  # a log-prob may exceed 0 by float rounding only
+# Of a reward and of an episode's sum: variances square it and batches add the squares, in float32.
+MAX_REWARD = 1e9
 
 TOKEN_FIELDS = {
     "tokens": np.int32,
@@ -126,7 +128,7 @@ RECORD_NOTHING = Record()
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeError:
-    """Why an episode has no reward. kind is "env", "reward", "sampler" or "limit"."""
+    """Why an episode has no reward. kind is "env", "tool", "reward", "sampler" or "limit"."""
 
     kind: str
     message: str  # the last line of the traceback first, then the traceback
@@ -258,8 +260,11 @@ def validate(trajectory: Trajectory) -> None:
 
 def _validate_finished(trajectory: Trajectory, where: str) -> None:
     mask = trajectory.action_mask
-    if trajectory.reward is None or not np.isfinite(trajectory.reward):
-        raise InvalidTrajectory(f"{where}: reward is {trajectory.reward}, expected a finite number")
+    if trajectory.reward is None or not abs(trajectory.reward) <= MAX_REWARD:
+        raise InvalidTrajectory(
+            f"{where}: reward is {trajectory.reward}, expected a finite number, at most "
+            f"{MAX_REWARD:g} to either side of 0"
+        )
     if not mask.any():
         raise InvalidTrajectory(f"{where}: no token was sampled, so there is nothing to train")
     if mask[0]:
@@ -268,8 +273,11 @@ def _validate_finished(trajectory: Trajectory, where: str) -> None:
         raise InvalidTrajectory(f"{where}: neither terminated nor truncated, so it is unfinished")
     if not trajectory.temperature > 0:
         raise InvalidTrajectory(f"{where}: temperature {trajectory.temperature}, must be > 0")
-    if not np.isfinite(trajectory.rewards[mask]).all():
-        raise InvalidTrajectory(f"{where}: rewards of action tokens must be finite")
+    if not (np.abs(trajectory.rewards[mask]) <= MAX_REWARD).all():
+        raise InvalidTrajectory(
+            f"{where}: rewards of action tokens must be finite, at most {MAX_REWARD:g} to either "
+            "side of 0"
+        )
     if trajectory.source == "policy":
         logprobs = trajectory.rollout_logprobs[mask]
         bad = ~np.isfinite(logprobs) | (logprobs > LOGPROB_ROUNDING)

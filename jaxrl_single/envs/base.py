@@ -16,6 +16,10 @@ class RewardError(RuntimeError):
     """
 
 
+class ToolError(RuntimeError):
+    """A tool failed, not the model that called it; the episode is an error of kind "tool"."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StepResult:
     """The environment's answer to one action.
@@ -23,7 +27,7 @@ class StepResult:
     Attributes:
       observation: text for the agent, or several texts, each a message of its own (answers to
         several calls of tools); not shown to it when the episode ends here.
-      reward: earned by this action; finite.
+      reward: earned by this action; a finite number, at most types.MAX_REWARD to either side of 0.
       terminated: the episode is over by the environment's own rules.
       truncated: the environment had to cut the episode (a sandbox ran out of time).
       info: "success" (bool) is the evaluator's verdict so far; the last one counts.
@@ -47,7 +51,9 @@ class StepResult:
 class Env(Protocol):
     """One episode at a time; a rollout makes one environment per episode.
 
-    Any exception makes the episode an error with its traceback; other episodes go on.
+    Any exception, SystemExit too, and any wrong type in a result makes the episode an error with
+    its traceback; other episodes go on. So does a method that takes longer than env.step_timeout_s,
+    and one that blocks the event loop for so long, or for half of supervisor.heartbeat_s.
     An environment may define two more attributes:
       name: str, recorded in each trajectory; without it the name of the class is taken.
       gives_success: True when every episode has a verdict; then an episode that a limit cuts

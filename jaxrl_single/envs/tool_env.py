@@ -12,11 +12,12 @@ be understood is answered by what is wrong with it, and the episode goes on.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_single import types
-from jaxrl_single.envs import answers, argument_types, base, tool_formats
+from jaxrl_single.envs import answers, argument_types, base, tool_formats, user_code
 
 Check = Callable[[types.Task, str], Awaitable[float]]  # task, answer -> 0 (wrong) to 1 (right)
 
@@ -123,13 +124,15 @@ class ToolEnv:
             _, tool = self._tools.popitem()
             try:
                 await tool.close()
-            except Exception as error:
+            except BaseException as error:
+                if user_code.is_ours(error):
+                    raise
                 failures.append(error)
         if failures:
             raise failures[0]
 
     def _answer_calls(self, texts: tuple[str, ...]) -> base.StepResult:
-        shown = [_shorten(text, self._options.max_output) for text in texts]
+        shown = [user_code.shorten(text, self._options.max_output) for text in texts]
         observation = tuple(self._format.answer(text) for text in shown)
         role = self._options.role or self._format.role
         return base.StepResult(observation, info={"success": False}, role=role)
@@ -145,15 +148,32 @@ class ToolEnv:
         fault = _fault(parameters, arguments)
         if fault is not None:
             return f"error: {call.name}: {fault}"
-        return await tool.call(arguments)
+        try:
+            said = await tool.call(arguments)
+        except BaseException as error:
+            if user_code.is_ours(error):
+                raise
+            raise base.ToolError(f"{call.name}: {user_code.line(error)}") from error
+        if not isinstance(said, str):
+            raise base.ToolError(f"{call.name}: gave a {type(said).__name__}, expected a str")
+        return said
 
     async def _judge(self, answer: str) -> float:
         try:
-            return await self._check(self._task, answer)
-        except Exception as error:
+            return _score(await self._check(self._task, answer))
+        except BaseException as error:
+            if user_code.is_ours(error):
+                raise
             raise base.RewardError(
-                f"the answer {answer[:200]!r} to task {self._task.id!r} can't be judged: {error}"
+                f"the answer {answer[:200]!r} to task {self._task.id!r} can't be judged: "
+                f"{user_code.line(error)}"
             ) from error
+
+
+def _score(score: Any) -> float:
+    if not isinstance(score, numbers.Real) or not 0 <= score <= 1:
+        raise ValueError(f"the score is {user_code.shorten(repr(score), 80)}, expected 0 to 1")
+    return float(score)
 
 
 def _named(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,12 +196,3 @@ def _fault(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str |
         if not argument_types.fits(value, names):
             return f"{name} is {value!r}, must be of type {' or '.join(dict.fromkeys(names))}"
     return None
-
-
-def _shorten(text: str, limit: int) -> str:
-    """Head and tail of a text that is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text
-    tail = limit // 2
-    left_out = len(text) - limit
-    return f"{text[: limit - tail]}\n[{left_out} characters left out]\n{text[len(text) - tail :]}"

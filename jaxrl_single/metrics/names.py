@@ -22,6 +22,7 @@ NAMES: dict[str, str] = {
     # Episodes without a reward: counted since the step before, whether or not trained later.
     "errors/total": "episodes that failed since the last line",
     "errors/env": "of them, in the environment",
+    "errors/tool": "of them, in a tool",
     "errors/reward": "of them, in the reward function",
     "errors/sampler": "of them, in the sampler",
     "errors/limit": "of them, for a limit that nothing could satisfy",

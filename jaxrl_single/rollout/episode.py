@@ -13,12 +13,11 @@ import contextlib
 import dataclasses
 import math
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jaxrl_single import types, wire
-from jaxrl_single.envs import base
+from jaxrl_single.envs import base, user_code
 from jaxrl_single.envs import chat as chat_lib
 from jaxrl_single.rollout import client as client_lib
 from jaxrl_single.rollout import recording
@@ -36,6 +35,8 @@ class Limits:
       max_episode_tokens: the same of all segments together; None = no bound.
       env_s: seconds for each reset, step and close of the environment; a longer one makes the
         episode an error, for nobody would ever wait enough for one that hangs. None = no bound.
+      block_s: seconds that one of them may hold the event loop, and with it all other episodes.
+        None = no bound.
     """
 
     max_turns: int
@@ -43,10 +44,11 @@ class Limits:
     max_tokens: int
     max_episode_tokens: int | None = None
     env_s: float | None = None
+    block_s: float | None = None
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            if value is not None and value < 1 and name != "env_s":
+            if value is not None and value < 1 and not name.endswith("_s"):
                 raise ValueError(f"{name} is {value}, must be >= 1")
 
     def room(self, record: recording.Recording, observed: chat_lib.Observed | None = None) -> int:
@@ -72,9 +74,9 @@ async def run_episode(
     """Runs a ticket to its end and records it.
 
     The environment is closed and the sampler's session released in any case. A failure of the
-    environment (kind "env"), of its judgement ("reward"), of the sampler ("sampler"), or a prompt
-    that leaves no room for an action ("limit") makes the trajectory an error with the traceback;
-    only cancellation goes through.
+    environment (kind "env"), of a tool ("tool"), of its judgement ("reward"), of the sampler
+    ("sampler"), or a prompt that leaves no room for an action ("limit") makes the trajectory an
+    error with the traceback, whatever was raised; only the cancellation of this task goes through.
 
     A reward lies on the last token of the action that earned it. The observation after the last
     turn is recorded only if the episode was cut and it fits: then it is part of the state whose
@@ -87,27 +89,33 @@ async def run_episode(
     failures: list[types.EpisodeError] = []
     started = time.monotonic()
     async with contextlib.AsyncExitStack() as cleanup:
-        cleanup.push_async_callback(_attempt, failures, "env", _in_time, limits, env.close)
+        cleanup.push_async_callback(_attempt, failures, "env", _in_time, limits, env, "close")
         cleanup.push_async_callback(_attempt, failures, "sampler", client.release, ticket.key)
         await _attempt(failures, "env", _play, ticket, env, client, chat, limits, record, source)
+        await _attempt(failures, "env", _name, env, record)
     record.seconds["total"] = time.monotonic() - started
-    if record.success is None and record.truncated and getattr(env, "gives_success", False):
-        record.success = False
     return record.trajectory(
         ticket,
-        env_name=getattr(env, "name", type(env).__name__),
         source=source,
         error=failures[0] if failures else None,
     )
 
 
 def failed_episode(
-    ticket: types.Ticket, error: Exception, *, kind: str, source: str = "policy"
+    ticket: types.Ticket, error: BaseException, *, kind: str, source: str = "policy"
 ) -> types.Trajectory:
-    """The error trajectory of a ticket whose episode could not even begin."""
-    return recording.Recording().trajectory(
-        ticket, env_name="", source=source, error=_describe(kind, error)
-    )
+    """The error trajectory of a ticket whose episode could not even begin, or has no other end."""
+    return recording.Recording().trajectory(ticket, source=source, error=_describe(kind, error))
+
+
+def outcome(
+    ticket: types.Ticket, task: asyncio.Task[types.Trajectory], *, source: str = "policy"
+) -> types.Trajectory:
+    """The trajectory of a task that has ended and that nobody outside of it has cancelled."""
+    if task.cancelled():
+        error = asyncio.CancelledError("the environment cancelled the task of its own episode")
+        return failed_episode(ticket, error, kind="env", source=source)
+    return task.result()
 
 
 class _Fault(Exception):
@@ -130,21 +138,23 @@ async def _attempt(
         failures.append(_describe(fault.kind, fault.__cause__ or fault))
     except base.RewardError as error:
         failures.append(_describe("reward", error))
-    except (Exception, asyncio.CancelledError) as error:
-        _reraise_own_cancellation(error)
+    except base.ToolError as error:
+        failures.append(_describe("tool", error))
+    except BaseException as error:
+        if user_code.is_ours(error):
+            raise
         failures.append(_describe(kind, error))
 
 
-def _reraise_own_cancellation(error: BaseException) -> None:
-    """Goes on when only something that the episode waited for was cancelled: a failure of that."""
-    if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
-        raise error
-
-
 def _describe(kind: str, error: BaseException) -> types.EpisodeError:
-    last_line = traceback.format_exception_only(error)[-1].strip()
-    trace = "".join(traceback.format_exception(error))
-    return types.EpisodeError(kind, f"{last_line}\n{trace}")
+    return types.EpisodeError(kind, user_code.describe(error))
+
+
+async def _name(env: base.Env, record: recording.Recording) -> None:
+    """Takes over the two attributes of an environment, which may be programs as well."""
+    record.env_name = recording.name_of(env)
+    if record.success is None and record.truncated and getattr(env, "gives_success", False):
+        record.success = False
 
 
 async def _play(
@@ -160,7 +170,8 @@ async def _play(
     # The attempt counts too: a retry that met the same bad luck would be no retry.
     with record.clock("environment"):
         seed = ticket.number * 256 + ticket.attempt
-        question = await _in_time(limits, env.reset, ticket.task, seed=seed)
+        question = await _in_time(limits, env, "reset", ticket.task, seed)
+    recording.check_text(question, "reset")
     record.observe(_prompt(ticket, dialogue, question, limits))
     record.say("user", question)
     hear(question)
@@ -175,7 +186,7 @@ async def _play(
         if completion.finish_reason != "stop":
             break
         with record.clock("environment"):
-            result = await _in_time(limits, env.step, action)
+            result = await _in_time(limits, env, "step", action)
         record.judge(result)
         if result.terminated or result.truncated:
             return
@@ -188,20 +199,14 @@ async def _play(
     record.truncated = True
 
 
-async def _in_time(
-    limits: Limits, function: Callable[..., Awaitable[Any]], *args, **options
-) -> Any:
-    """Awaits a method of the environment, within the limit."""
-    try:
-        async with asyncio.timeout(limits.env_s) as clock:
-            return await function(*args, **options)
-    except TimeoutError as error:
-        if not clock.expired():
-            raise  # one of its own
-        name = getattr(function, "__qualname__", repr(function))
-        raise TimeoutError(
-            f"{name} has not ended within {limits.env_s:g} s (env.step_timeout_s)"
-        ) from error
+async def _in_time(limits: Limits, env: base.Env, method: str, *args: Any) -> Any:
+    """Awaits a method of the environment, within the limits."""
+    return await user_code.run(
+        lambda: getattr(env, method)(*args),
+        name=f"{type(env).__qualname__}.{method}",
+        limit_s=limits.env_s,
+        block_s=limits.block_s,
+    )
 
 
 def _ignore(text: str) -> None:
@@ -245,8 +250,9 @@ async def _sample(
             completion = await client.generate(request)
         _check(completion, request, source)
         record.check(completion, where=f"turn {turn}", sampled=source == "policy")
-    except (Exception, asyncio.CancelledError) as error:
-        _reraise_own_cancellation(error)
+    except BaseException as error:
+        if user_code.is_ours(error):
+            raise
         raise _Fault("sampler") from error
     if turn == 0 and not completion.tokens:
         raise _Fault(

@@ -6,12 +6,17 @@ import contextlib
 import math
 import numbers
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxrl_single import types, wire
-from jaxrl_single.envs import base, chat
+from jaxrl_single.envs import base, chat, user_code
 from jaxrl_single.rollout import action_rows, routing
+
+MAX_TEXT = 1_000_000  # characters that an environment may say at one time
+_MAX_NAME = 100  # characters of an environment's name
 
 
 class Recording:
@@ -23,6 +28,7 @@ class Recording:
       messages: what was said, for people.
       seconds: by name, see `types.Trajectory.timings`.
       success, truncated: see `types.Trajectory`.
+      env_name: see `types.Trajectory.env`.
     """
 
     def __init__(self):
@@ -32,6 +38,7 @@ class Recording:
         self.seconds: dict[str, float] = {"sampling": 0.0, "environment": 0.0, "total": 0.0}
         self.success: bool | None = None
         self.truncated = False
+        self.env_name = ""
         self._rows = action_rows.ActionRows()
         self._routing = routing.Routing()
         self._terminated = False
@@ -107,19 +114,18 @@ class Recording:
         """Books what the environment said about the last action.
 
         Raises:
-          RewardError: the reward is no finite number.
+          RewardError: the reward is no number that training can use, see `types.MAX_REWARD`.
+          TypeError, ValueError: the rest is not what `base.StepResult` says.
         """
-        if not isinstance(result.reward, numbers.Real) or not math.isfinite(result.reward):
-            raise base.RewardError(
-                f"turn {len(self._finish_reasons) - 1}: the environment's reward is "
-                f"{result.reward!r}, it must be a finite number",
-            )
-        self._rewards[-1] += float(result.reward)
-        self._reward += float(result.reward)
+        turn = len(self._finish_reasons) - 1
+        _check_result(result)
+        reward = _checked_reward(result.reward, turn)
+        self._rewards[-1] += reward
+        self._reward = _checked_reward(self._reward + reward, turn)
         self._terminated = bool(result.terminated)
         self.truncated = bool(result.truncated)
-        if "success" in result.info:
-            self.success = bool(result.info["success"])
+        if result.info.get("success") is not None:
+            self.success = _checked_success(result.info["success"])
         if result.terminated:
             self.say(result.role, *filter(None, result.texts))
 
@@ -144,7 +150,6 @@ class Recording:
         self,
         ticket: types.Ticket,
         *,
-        env_name: str,
         source: str,
         error: types.EpisodeError | None,
     ) -> types.Trajectory:
@@ -163,7 +168,7 @@ class Recording:
             group_id=ticket.group_id,
             split=ticket.split,
             source=source,
-            env=env_name,
+            env=self.env_name,
             purpose=ticket.purpose,
             temperature=ticket.temperature,
             success=None if error else self.success,
@@ -185,3 +190,68 @@ class Recording:
             "segment_ids": self._segment_ids,
         }
         return {name: np.array(lists[name], dtype) for name, dtype in types.TOKEN_FIELDS.items()}
+
+
+def name_of(env: base.Env) -> str:
+    """The name of an environment, or of its class.
+
+    Raises:
+      TypeError: it is no text.
+    """
+    name = getattr(env, "name", type(env).__name__)
+    if not isinstance(name, str):
+        raise TypeError(f"the environment's name is a {type(name).__name__}, expected a str")
+    return user_code.writable(name, _MAX_NAME)
+
+
+def check_text(text: Any, where: str) -> None:
+    """Raises TypeError or ValueError unless an environment's text is one, and of a sane length."""
+    if not isinstance(text, str):
+        raise TypeError(f"{where} gave a {type(text).__name__}, expected a str")
+    if len(text) > MAX_TEXT:
+        raise ValueError(
+            f"{where} gave {len(text)} characters, allowed are {MAX_TEXT}; cut what is longer"
+        )
+
+
+def _check_result(result: Any) -> None:
+    if not isinstance(result, base.StepResult):
+        raise TypeError(
+            f"step gave a {type(result).__name__}, expected jaxrl_single.envs.base.StepResult"
+        )
+    if not isinstance(result.observation, str | tuple | list):
+        raise TypeError(
+            f"step gave an observation of type {type(result.observation).__name__}, expected a "
+            "str, or a tuple of them"
+        )
+    for text in result.texts:
+        check_text(text, "an observation of step")
+    check_text("".join(result.texts), "the observation of step")
+    if result.role not in chat.ROLES:
+        raise ValueError(f"role is {result.role!r}, allowed are {chat.ROLES}")
+    if not isinstance(result.info, Mapping):
+        raise TypeError(f"info is a {type(result.info).__name__}, expected a dict")
+
+
+def _checked_reward(reward: Any, turn: int) -> float:
+    """A number within `types.MAX_REWARD`; True and False are none, for they may be verdicts."""
+    sound = isinstance(reward, numbers.Real) and not isinstance(reward, bool)
+    try:
+        value = float(reward) if sound else math.nan
+    except (OverflowError, ValueError):
+        value = math.inf
+    if not abs(value) <= types.MAX_REWARD:
+        raise base.RewardError(
+            f"turn {turn}: the environment's reward is {user_code.shorten(repr(reward), 80)}, it "
+            f"must be a finite number, at most {types.MAX_REWARD:g} to either side of 0"
+        )
+    return value
+
+
+def _checked_success(success: Any) -> bool:
+    """True, False, or a number that means one of them; any other text or number may mean both."""
+    if not isinstance(success, bool | np.bool_ | numbers.Real) or success not in (0, 1):
+        raise ValueError(
+            f"info['success'] is {user_code.shorten(repr(success), 80)}, expected True or False"
+        )
+    return bool(success)

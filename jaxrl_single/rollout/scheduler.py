@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from jaxrl_single import types
-from jaxrl_single.envs import base
+from jaxrl_single.envs import base, user_code
 from jaxrl_single.envs import chat as chat_lib
 from jaxrl_single.rollout import client, episode
 
@@ -103,6 +103,7 @@ class Scheduler:
         if self._tickets is None:
             raise ValueError("a scheduler made without `tickets` can only drain")
         loop = asyncio.get_running_loop()
+        user_code.contain_tasks()
         self._wake = asyncio.Event()
         next_poll = loop.time()
         try:
@@ -127,6 +128,7 @@ class Scheduler:
           The trajectories in the order of `tickets`.
         """
         results: dict[str, types.Trajectory] = {}
+        user_code.contain_tasks()
         self._wake = asyncio.Event()
         try:
             self._queue(tickets)
@@ -170,8 +172,9 @@ class Scheduler:
         try:
             sampler = self._client_for(ticket)
             kind = "env"
-            env = self._make_env()
-        except Exception as error:
+            with user_code.watched("making the environment", self._limits.block_s):
+                env = self._make_env()
+        except BaseException as error:
             return episode.failed_episode(ticket, error, kind=kind, source=self._source)
         return await episode.run_episode(
             ticket, env, sampler, self._chat, self._limits, source=self._source
@@ -189,7 +192,7 @@ class Scheduler:
         delivered = []
         while self._ended:
             ticket, task = self._ended.popleft()
-            trajectory = task.result()
+            trajectory = episode.outcome(ticket, task, source=self._source)
             self._sink(trajectory)
             done(ticket)
             self.finished += 1

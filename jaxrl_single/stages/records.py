@@ -217,7 +217,8 @@ def batch_metrics(
 def error_metrics(errors: Mapping[str, int], rejected: int) -> dict[str, float]:
     """Failed episodes by kind, and files that were not used."""
     kinds = {
-        f"errors/{kind}": errors.get(kind, 0) for kind in ("env", "reward", "sampler", "limit")
+        f"errors/{kind}": errors.get(kind, 0)
+        for kind in ("env", "tool", "reward", "sampler", "limit")
     }
     return {"errors/total": sum(errors.values()), "errors/rejected_files": rejected, **kinds}
 

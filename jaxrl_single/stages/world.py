@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -72,6 +73,8 @@ def make(config: ml_collections.ConfigDict, now: datetime.datetime | None = None
             max_tokens=config.env.max_tokens,
             max_episode_tokens=_longest_episode(config),
             env_s=config.env.step_timeout_s or None,
+            # A process whose loop stands still has no heartbeat, and is ended for it.
+            block_s=min(config.env.step_timeout_s or math.inf, config.supervisor.heartbeat_s / 2),
         ),
     )
 

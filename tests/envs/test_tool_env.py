@@ -170,9 +170,9 @@ def test_failures_of_tool_and_judge_are_no_verdict():
     async def check(task, answer):
         raise ZeroDivisionError("the judge is broken")
 
-    with pytest.raises(OSError, match="the tool is broken"):
+    with pytest.raises(base.ToolError, match="echo: OSError: the tool is broken"):
         _play(_env(), _call("echo", word="break"))
-    with pytest.raises(base.RewardError, match="'14' to task 't' can't be judged: the judge"):
+    with pytest.raises(base.RewardError, match="'14' to task 't' can't be judged: Zero"):
         _play(_env(check=check), "14")
 
 
