@@ -24,6 +24,7 @@ def text(paths: workdir.Workdir) -> str:
         f"Run {workdir.run_id_of(paths)}",
         _evaluations(evaluations),
         "\n".join(filter(None, [verdict(evaluations, raised), _best(paths)])),
+        _accepted(paths),
         _alarms(raised),
         _asynchrony(paths, records),
         _next(paths),
@@ -108,6 +109,18 @@ def _best(paths: workdir.Workdir) -> str:
         f"kept in {root}/best\n"
         f"  python -m jaxrl_single.run.convert --from={root} --version=best --to=DIR"
     )
+
+
+def _accepted(paths: workdir.Workdir) -> str:
+    """What the run is made of that changed while it went on."""
+    accepted = (workdir.read_json(paths.provenance) or {}).get("accepted", [])
+    lines = [
+        f"  {wording.stage(one['stage'] or 'the beginning')}, step {one['step'] or 0}: {change}"
+        for one in accepted
+        for change in one["changes"]
+    ]
+    head = "Changed while the run went on (--accept_changed): what is before and after is not alike"
+    return "\n".join([head, *lines]) if lines else ""
 
 
 def _alarms(raised: Sequence[alarms.Raised]) -> str:

@@ -18,6 +18,7 @@ from jaxrl_single.metrics import writer as writer_lib
 from jaxrl_single.stages import best as best_lib
 from jaxrl_single.stages import rollouts as rollouts_lib
 
+UNFINISHED = "warm_start.unfinished"  # its checkpoint is of a warm start that was stopped
 _LENGTH_BINS = 12
 _log = logging.getLogger(__name__)
 
@@ -148,7 +149,8 @@ def covered(paths: workdir.Workdir, config: ml_collections.ConfigDict) -> dict[s
         return found[1]["steps"]
     if not newest("warm_start"):
         shutil.rmtree(paths.stage_checkpoints("value_pretraining"), ignore_errors=True)
-        return {}
+        found = newest(UNFINISHED)
+        return {"warm_start": found[0]} if found else {}
     if found := newest("value_pretraining"):
         return found[1]["steps"]
     return {"warm_start": config.warm_start.num_steps}

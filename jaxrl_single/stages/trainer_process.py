@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +141,7 @@ class Trainer:
             if section.num_steps:
                 params = self._imitate(params)
         checkpoints.save(section.num_steps, params, {})
+        shutil.rmtree(self.paths.stage_checkpoints(records.UNFINISHED), ignore_errors=True)
         return params
 
     def _imitate(self, params: api.Params) -> api.Params:
@@ -161,6 +163,7 @@ class Trainer:
             placement=self.placement,
             seed=self.config.seed,
             report=functools.partial(self._report, "warm_start", section.num_steps),
+            unfinished=self._checkpoints(records.UNFINISHED),
         )
 
     def _value_pretraining(self, policy_params: api.Params) -> state_lib.TrainState:

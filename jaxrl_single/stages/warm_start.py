@@ -14,10 +14,12 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import types
 from jaxrl_single.models import api
 from jaxrl_single.rollout import episode, scripted
 from jaxrl_single.stages import placement as placement_lib
+from jaxrl_single.stages import waiting
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import optim, supervised_step
 from jaxrl_single.trainer import state as state_lib
@@ -66,8 +68,14 @@ def train(
     placement: placement_lib.Placement,
     seed: int,
     report: Report,
+    unfinished: checkpoint_lib.Checkpoints | None = None,
 ) -> api.Params:
-    """Imitates the demonstrations for `section.num_steps` steps and returns the parameters."""
+    """Imitates the demonstrations for `section.num_steps` steps and returns the parameters.
+
+    Args:
+      report: called after each step; may raise `waiting.Stopped`.
+      unfinished: holds the state of a training that was stopped, from which it goes on.
+    """
     schedule = optim.warmup(
         section.learning_rate,
         warmup_steps=max(1, round(0.05 * section.num_steps)),
@@ -84,10 +92,20 @@ def train(
         policy, optimizer, chunk=LOGPROB_CHUNK, state_shardings=placement.shardings(state)
     )
     rng = np.random.default_rng([seed, 1])
+    done = unfinished.latest_step() if unfinished else None
+    if done:
+        state, _ = unfinished.restore(state)
     for number in range(section.num_steps):
         chosen = rng.choice(len(demos), size=section.batch_size, replace=False)
+        if number < (done or 0):  # only the order of the demonstrations is drawn again
+            continue
         state, metrics = step(state, placement.batch(pack([demos[i] for i in chosen])))
-        report(number + 1, jax.device_get(metrics))
+        try:
+            report(number + 1, jax.device_get(metrics))
+        except waiting.Stopped:
+            if unfinished:
+                unfinished.save(number + 1, state, {})
+            raise
     return state.params
 
 

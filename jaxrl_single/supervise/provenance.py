@@ -65,11 +65,11 @@ def compare(
         raise workdir_config.WorkdirConflict(_refusal(paths, refused, changes))
     fields = workdir_config.compare(paths, config, accepted="config" in accepted)
     told = [f"config: {line}" for line in fields]
-    if begun and "config" in accepted and told:
-        changes["config"] = told
+    told += [f"accepted: {line}" for part in changes for line in changes[part]]
+    if begun and "config" in accepted and fields:
+        changes["config"] = [f"config: {line}" for line in fields]
     history = record["accepted"] if record and begun else []
     if changes:
-        told += [f"accepted: {line}" for part in changes for line in changes[part]]
         history = [*history, _acceptance(paths, changes)]
     if begun and not record:
         told.append(
