@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from jaxrl_single.models import api, content, hf, sizes
+from tests.models import gguf_lab
 
 CHAT = pathlib.Path(__file__).parent.parent / "data" / "golden" / "chat"
 
@@ -67,3 +68,22 @@ def test_a_change_is_told_by_its_part(checkpoint, tmp_path, part, change):
     now = parts(model)
     assert [name for name in before if now[name] != before[name]] == ([part] if part else [])
     assert (content.in_words(model) != content.in_words(checkpoint)) == bool(part)
+
+
+def test_of_a_gguf_file_the_template_is_not_the_model(tmp_path):
+    shape = sizes.get("tiny_llama", vocab_size=8)
+    made = api.build_policy(shape).init(jax.random.key(0))
+
+    def write(name, template, params=made):
+        file = tmp_path / name
+        gguf_lab.write(
+            file, "llama", shape, params, change=lambda writer: writer.add_chat_template(template)
+        )
+        return parts(file)
+
+    before = write("one.gguf", "{{ 1 }}")
+    assert write("two.gguf", "{{ 1 }}") == before
+    longer = write("three.gguf", "{{ 1 }}" * 50)
+    assert [name for name in before if longer[name] != before[name]] == ["template"]
+    other = write("four.gguf", "{{ 1 }}", jax.tree.map(lambda leaf: leaf + 1, made))
+    assert [name for name in before if other[name] != before[name]] == ["model"]
