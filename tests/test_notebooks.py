@@ -46,17 +46,14 @@ def program(path):
     return text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_cells_run(path, tmp_path):
+def run_cells(path, tmp_path, text, *, python, cwd, **env):
     script = tmp_path / "cells.py"
-    script.write_text(program(path))
-    env = {**os.environ, "MPLBACKEND": "Agg", "NOTEBOOK_WORKDIR": str(tmp_path / "run")}
-    env |= {"PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    script.write_text(text)
+    env = {**os.environ, "MPLBACKEND": "Agg", "NOTEBOOK_WORKDIR": str(tmp_path / "run"), **env}
     done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=ROOT,
-        env=env,
+        [python, str(script)],
+        cwd=cwd,
+        env=env | {"XLA_FLAGS": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -64,3 +61,34 @@ def test_cells_run(path, tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     expected = "reward" if "01" in path.stem else "same sign as sao"
     assert expected in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_cells_run(path, tmp_path):
+    env = {"PYTHONPATH": str(ROOT)}
+    run_cells(path, tmp_path, program(path), python=sys.executable, cwd=ROOT, **env)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_cells_run_on_a_machine_without_a_copy(path, tmp_path):
+    """An empty folder and an empty environment: the first cell fetches and installs."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    text = program(path)
+    assert 'REPOSITORY = ""' in text
+    text = text.replace('REPOSITORY = ""', f"REPOSITORY = {str(ROOT)!r}")
+    (tmp_path / "empty").mkdir()
+    python = str(tmp_path / "venv" / "bin" / "python")
+    run_cells(path, tmp_path, text, python=python, cwd=tmp_path / "empty", PYTHONPATH="")
+
+
+def test_without_a_copy_the_first_cell_asks_for_one(tmp_path):
+    cell = "".join(cells(NOTEBOOKS[0], "code")[0]["source"])
+    done = subprocess.run(
+        [sys.executable, "-c", cell], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.strip() == (
+        "There is no copy of the repository here: fill in REPOSITORY above."
+    )
