@@ -130,9 +130,14 @@ def test_the_same_seed_gives_the_same_tokens_and_choices_differ(client):
     assert complete(client).choices[0].text == texts[0]
     assert complete(client, prompt=PROMPT[:5]).choices[0].text == texts[3]
     assert several.usage.prompt_tokens == len(PROMPT) + 5
-    unseeded = {complete(client, seed=None).choices[0].text for _ in range(4)}
-    assert len(unseeded) > 1
-    equal = complete(client, seed=None, prompt=[PROMPT] * 4)
+
+
+def test_without_a_seed_every_answer_differs(client):
+    """All 20 tokens are drawn, from 20 and more likely ones: no two answers agree by chance."""
+    unending = {"allowed_token_ids": [token for token in range(TEXT.vocab_size) if token != END]}
+    unseeded = {complete(client, extra=unending, seed=None).choices[0].text for _ in range(4)}
+    assert len(unseeded) == 4
+    equal = complete(client, extra=unending, seed=None, prompt=[PROMPT] * 4)
     assert len({choice.text for choice in equal.choices}) == 4
 
 
