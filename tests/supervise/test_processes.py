@@ -238,12 +238,10 @@ def grandchild(paths):
 def test_no_child_outlives_a_killed_parent(paths, parent):
     records = children(paths).values()
     assert all(identity.is_alive(record) for record in records)
-    started = time.monotonic()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
 
     wait_for(lambda: not any(identity.is_alive(record) for record in records), 10.0)
-    assert time.monotonic() - started < 10.0
     assert not workdir.is_running(paths)  # a rerun may begin
 
 
