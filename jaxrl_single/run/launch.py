@@ -15,7 +15,7 @@ from jaxrl_single import types, workdir
 from jaxrl_single.envs import table as env_table
 from jaxrl_single.models import pretrained
 from jaxrl_single.report import progress, summary
-from jaxrl_single.run import child_process
+from jaxrl_single.run import child_process, command_line
 from jaxrl_single.stages import addresses
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.supervise import (
@@ -74,6 +74,9 @@ def run(
     except _FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before anybody took signals
+        print("stopped before anything was started, the same command begins again")
+        return command_line.INTERRUPTED
 
 
 def dry_run(
