@@ -1,0 +1,15 @@
+"""What the documents tell a reader to paste runs as it is written."""
+
+import pathlib
+
+from jaxrl_single.algorithms import parts, table
+
+README = pathlib.Path(__file__).parents[2] / "README.md"
+
+
+def test_c36_the_example_of_a_new_algorithm_runs_as_written(monkeypatch):
+    """It was NameError: its pieces took their imports from the files they belong to."""
+    section = README.read_text().partition("### Add an algorithm")[2]
+    monkeypatch.setitem(parts.KEEP_RULES, "ceiling", None)
+    monkeypatch.setitem(table.TABLE, "capped", None)
+    exec(section.partition("```python\n")[2].partition("```")[0], {})
