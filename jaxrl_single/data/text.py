@@ -7,28 +7,21 @@ stop strings and answers of a service, and nothing turns its result into ids aga
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 import tokenizers
 
+from jaxrl_single.chat import encoding, hidden, rendering, shadows
+from jaxrl_single.chat import templates as templates_lib
 from jaxrl_single.models import gguf, gguf_tokenizer, hf_config, pretrained
 
 Message = Mapping[str, Any]
 
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
-_DEFAULT = "default"
-_TOOL_USE = "tool_use"  # name of a template that is meant for messages with tools
-MARK = "\ue000mark\ue000"  # marks a place in a rendering; private use: no template looks for it
 
 
 class Text(Protocol):
@@ -38,11 +31,13 @@ class Text(Protocol):
       vocab_size: ids are below it; a model's embedding may have more rows.
       stop_token_ids: a generation ends with one of these.
       template: source of the chat template for conversations with tools, "" if there is none.
+      tool_format: how the model writes calls (`tool_formats.FORMATS`), None if nothing tells.
     """
 
     vocab_size: int
     stop_token_ids: tuple[int, ...]
     template: str
+    tool_format: str | None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, with what the tokenizer puts around one (often nothing).
@@ -96,6 +91,7 @@ class HfText:
         special_tokens: Mapping[str, str] | None = None,
         where: str = "the tokenizer",
         now: datetime.datetime | None = None,
+        tools_fallback: str = "describe",
     ):
         """Wraps a tokenizer.
 
@@ -104,26 +100,45 @@ class HfText:
           special_tokens: what templates see by name, such as eos_token.
           where: it comes from, for messages.
           now: the time that templates show, many of them as the day; None = the present.
+          stop_token_ids: with these ends the token that the template writes behind a message of
+            the assistant, which many a base model's files don't name.
+          tools_fallback: for a template that shows no tools: "describe" them in the system
+            message, or "refuse" them.
 
         Raises:
           ValueError: a template is not in order.
         """
         self._tokenizer = tokenizer
-        self._where = where
-        self._special_tokens = dict(special_tokens or {})
-        self._templates = {
-            name: _compiled(source, f"{where}, chat template {name!r}", now)
-            for name, source in (templates or {}).items()
-        }
+        self._encoder = encoding.Encoder(tokenizer)
+        templates = templates or {}
         self.template = next(
-            (templates[name] for name in (_TOOL_USE, _DEFAULT) if name in (templates or {})), ""
+            (templates[one] for one in (rendering.TOOL_USE, rendering.DEFAULT) if one in templates),
+            "",
+        )
+        self._renderer = rendering.Renderer(
+            {
+                name: templates_lib.compiled(source, f"{where}, chat template {name!r}", now)
+                for name, source in templates.items()
+            },
+            self._encoder,
+            template=self.template,
+            special_tokens=special_tokens or {},
+            tools_fallback=tools_fallback,
+            where=where,
         )
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.stop_token_ids = stop_token_ids
+        closing = self._renderer.closing_ids() if templates else ()
+        self.stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *closing)))
 
     @classmethod
-    def load(cls, path: str | os.PathLike, *, now: datetime.datetime | None = None) -> HfText:
+    def load(
+        cls,
+        path: str | os.PathLike,
+        *,
+        now: datetime.datetime | None = None,
+        tools_fallback: str = "describe",
+    ) -> HfText:
         """Reads tokenizer, chat template and stop tokens of a checkpoint, or of a GGUF file.
 
         A directory has tokenizer.json. The template is that of chat_template.jinja, else of
@@ -135,7 +150,7 @@ class HfText:
         """
         directory = pretrained.locate(path)
         if directory.is_file():
-            return cls._of_gguf(gguf.File(directory), now)
+            return cls._of_gguf(gguf.File(directory), now, tools_fallback)
         tokenizer = _tokenizer(directory / "tokenizer.json")
         path = directory / "tokenizer_config.json"
         config = hf_config.read_object(path) if path.exists() else {}
@@ -151,10 +166,13 @@ class HfText:
             special_tokens=special,
             where=str(directory),
             now=now,
+            tools_fallback=tools_fallback,
         )
 
     @classmethod
-    def _of_gguf(cls, file: gguf.File, now: datetime.datetime | None) -> HfText:
+    def _of_gguf(
+        cls, file: gguf.File, now: datetime.datetime | None, tools_fallback: str
+    ) -> HfText:
         parts = gguf_tokenizer.read(file)
         return cls(
             parts.tokenizer,
@@ -163,6 +181,7 @@ class HfText:
             special_tokens=parts.special_tokens,
             where=str(file.path),
             now=now,
+            tools_fallback=tools_fallback,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -197,15 +216,15 @@ class HfText:
         continue_final: bool = False,
         template_args: Mapping[str, Any] = NO_ARGS,
     ) -> list[int]:
-        """See `Text.render`. Special tokens spelled out in a message become such tokens."""
-        text = self.render_text(
+        """See `Text.render`. What a message or a tool spells stays text."""
+        shown = self.show(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final=continue_final,
             template_args=template_args,
         )
-        return self.tokenise(text)
+        return self.ids_of(shown)
 
     def render_text(
         self,
@@ -217,95 +236,59 @@ class HfText:
         template_args: Mapping[str, Any] = NO_ARGS,
     ) -> str:
         """As `render`, before it becomes ids."""
-        if continue_final:
-            messages = _marked(messages)
-        given = {
-            "messages": messages,
-            "tools": tools,
-            "documents": None,  # templates ask whether there are any
-            "add_generation_prompt": add_generation_prompt and not continue_final,
-        }
-        taken = sorted(given.keys() & template_args.keys())
-        if taken:
-            raise ValueError(f"the variables {taken} of a chat template can't be set by hand")
-        try:
-            text = self._template(tools).render(self._special_tokens | {**template_args} | given)
-        # A template is a program of others: wrong messages end it in many ways.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise ValueError(
-                f"{self._where}: the chat template refuses these messages: {error}"
-            ) from error
-        return self._until_mark(text) if continue_final else text
+        return self.show(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+            template_args=template_args,
+        ).text
 
-    def _until_mark(self, text: str) -> str:
-        before, mark, _ = text.partition(MARK)
-        if not mark:
-            raise ValueError(
-                f"{self._where}: the chat template does not show the last message as it is, so it "
-                "cannot be continued"
-            )
-        return before
+    def ids_of(self, shown: shadows.Shown) -> list[int]:
+        """Token ids of what `show` gave, or of a piece of it."""
+        return self._encoder.ids(shown)
 
-    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
-        for name in (*([_TOOL_USE] if tools else []), _DEFAULT):
-            if name in self._templates:
-                return self._templates[name]
-        raise ValueError(
-            f"{self._where}: there is no chat template (chat_template.jinja, or chat_template in "
-            "tokenizer_config.json); give prompts as text or token ids"
-        )
+    def said_ids(self, text: str) -> list[int]:
+        """Ids of an assistant's text: tags of thought and calls are tokens, all else is text."""
+        hider = shadows.Shadows()
+        message = {"role": "assistant", "content": text}
+        written = hidden.messages([message], hider, self.tool_format)[0]["content"]
+        return self.ids_of(hider.reveal(written)[0])
 
+    def sampled(self, ids: Sequence[int]) -> hidden.Marked:
+        """The text of sampled ids, special tokens shown; which parts were control tokens."""
+        text, visible, run = "", [], []
+        controls = {token: name for name, token in self._encoder.control.items()}
+        for token in [i for i in ids if 0 <= i < self.vocab_size]:
+            if token in controls:
+                text += self._piece(run, controls)
+                visible.append((len(text), len(text) + len(controls[token])))
+                text, run = text + controls[token], [token]
+            else:
+                run.append(token)
+        text += self._piece(run, controls)
+        if hidden.THOUGHT_END not in self._encoder.control:  # templates look for its letters
+            visible = sorted({*visible, *hidden.thought_tags(text)})
+        return hidden.Marked(text, visible)
 
-def _marked(messages: Sequence[Message]) -> list[Message]:
-    """With a mark at the end of the last message's content."""
-    content = messages[-1].get("content") if messages else None
-    if not isinstance(content, str):
-        raise ValueError("only a last message whose content is text can be continued")
-    return [*messages[:-1], {**messages[-1], "content": content + MARK}]
+    def _piece(self, ids: list[int], controls: Mapping[int, str]) -> str:
+        """The text of ids without that of a control token at their beginning."""
+        text = self.decode(ids, keep_special=True)
+        return text.removeprefix(controls[ids[0]]) if ids and ids[0] in controls else text
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template has a place for tools."""
+        return self._renderer.shows_tools
 
-class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which marks for training what it contains."""
+    @property
+    def tool_format(self) -> str | None:
+        """How the model writes calls (`tool_formats.FORMATS`), None where nothing tells."""
+        return self._renderer.tool_format
 
-    tags = frozenset({"generation"})
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def _compiled(source: str, where: str, now: datetime.datetime | None) -> jinja2.Template:
-    """A chat template; what it can do and see is what transformers gives it."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: (now or datetime.datetime.now()).strftime(
-        form
-    )
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"{where}, line {error.lineno}: {error.message}") from error
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is; Jinja's own filter writes < > & ' for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    def show(self, messages: Sequence[Message], **options: Any) -> shadows.Shown:
+        """A conversation as the template writes it, and who wrote what; see `render`."""
+        return self._renderer.show(messages, **options)
 
 
 def _tokenizer(path: pathlib.Path) -> tokenizers.Tokenizer:
@@ -339,8 +322,8 @@ def _templates(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, 
     if isinstance(found, list):
         templates = {entry["name"]: entry["template"] for entry in found}
     else:
-        templates = {_DEFAULT: found} if isinstance(found, str) else {}
-    files = {_DEFAULT: directory / "chat_template.jinja"}
+        templates = {rendering.DEFAULT: found} if isinstance(found, str) else {}
+    files = {rendering.DEFAULT: directory / "chat_template.jinja"}
     files |= {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
     for name, path in files.items():
         if path.exists():

@@ -23,10 +23,12 @@ import tokenizers
 from tokenizers import decoders, models
 
 MARKERS = ("<pad>", "<user>", "<assistant>", "<tool>", "<call>", "<answer>", "<end>")
+SPOKEN = ("<call>", "<answer>")  # words of the agent; all others frame a conversation
 CALCULATOR_CHARACTERS = "0123456789+-*()eor"  # the last three spell the observation "error"
 ROLES = ("tool", "user")  # who may speak between two actions
 _VOCABULARY_MULTIPLE = 8  # matrix sizes that kernels and shards like
 _PIECE = re.compile("|".join(MARKERS) + "|.", re.DOTALL)
+_SAID_PIECE = re.compile("|".join(SPOKEN) + "|.", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +161,10 @@ class CharChat:
     def action_ids(self, text: str) -> list[int]:
         """The pieces of the text, markers among them, and `<end>`; ValueError on unknown ones."""
         return [*self.encode(text), self._end]
+
+    def said_ids(self, text: str) -> list[int]:
+        """As `action_ids`, of an agent's words from outside: other markers are no markers."""
+        return [*self._encode(_SAID_PIECE.findall(text), text), self._end]
 
     def encode(self, text: str) -> list[int]:
         """The pieces of the text, markers among them; ValueError on unknown ones."""

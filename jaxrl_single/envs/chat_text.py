@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from jaxrl_single import messages as messages_lib
 from jaxrl_single.envs import chat
-
-# Markers that are words of the agent; all others are the frame of a conversation.
-_SPOKEN = ("<call>", "<answer>")
 
 
 class CharText:
@@ -24,6 +22,7 @@ class CharText:
         self.vocab_size = char_chat.vocab_size
         self.stop_token_ids = char_chat.stop_token_ids
         self.template = ""
+        self.tool_format: str | None = None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, markers among them; ValueError on an unknown character."""
@@ -65,14 +64,16 @@ class CharText:
             raise ValueError(f"this model has no chat template to set {sorted(template_args)} in")
         assistant = self._chat.prompt("")[-1]
         found: list[int] = []
-        for message in messages:
+        for message in messages_lib.normalise(messages):
             role, content = message["role"], message["content"]
+            if "tool_calls" in message:
+                raise ValueError("this model's language has no place for tool calls")
             if role == "user":
                 found += self._chat.prompt(content)[:-1]
             elif role == "tool":
                 found += self._chat.observation(content)[:-1]
             elif role == "assistant":
-                found += [assistant, *self._chat.action_ids(content)]
+                found += [assistant, *self._chat.said_ids(content)]
             else:
                 raise ValueError(
                     f"this model knows no role {role!r}; allowed are 'user', 'assistant', 'tool'"
@@ -83,4 +84,4 @@ class CharText:
 
 
 def _is_said(piece: str) -> bool:
-    return len(piece) == 1 or piece in _SPOKEN
+    return len(piece) == 1 or piece in chat.SPOKEN

@@ -111,8 +111,6 @@ def _tokens(record: dict[str, Any], kind: str, text: text_lib.Text | None) -> li
         if not isinstance(value, str):
             raise ValueError(f"prompt: expected a text, found a {type(value).__name__}")
         return text.encode(value)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError("messages: expected a list of objects with role and content")
     template_args = record.get(_TEMPLATE_ARGS, {})
     if not isinstance(template_args, dict):
         raise ValueError(f"{_TEMPLATE_ARGS}: expected an object")

@@ -16,6 +16,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from jaxrl_single.chat import shadows
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.envs import chat
 
@@ -74,16 +77,16 @@ class TextChat:
         return TextDialogue(self, self._first)
 
     def action_ids(self, text: str) -> list[int]:
-        """See `chat.Chat`. Special tokens spelled out in the text become such tokens."""
-        return [*self.text.tokenise(text), self._closing]
+        """See `chat.Chat`. Tags of thoughts and calls become tokens; all else is text."""
+        return [*self.text.said_ids(text), self._closing]
 
     def save(self, path: str | os.PathLike) -> None:
         """See `chat.Chat`; the chat template is no part of that file."""
         self.text.save(path)
 
-    def show(self, messages: Sequence[text_lib.Message], *, to_act: bool = True) -> str:
+    def show(self, messages: Sequence[text_lib.Message], *, to_act: bool = True) -> shadows.Shown:
         """The rendering of a conversation; `to_act`: up to where the policy acts."""
-        return self.text.render_text(
+        return self.text.show(
             messages,
             tools=self._tools,
             add_generation_prompt=to_act,
@@ -95,17 +98,17 @@ class TextChat:
         spoken = [
             *self._first,
             {"role": "user", "content": "?"},
-            {"role": "assistant", "content": text_lib.MARK},
+            {"role": "assistant", "content": "ok"},
         ]
         # Some templates close no message: the next speaker's name does.
         for messages in (spoken, [*spoken, {"role": "tool", "content": "!"}]):
             try:
-                behind = self.show(messages, to_act=False).partition(text_lib.MARK)[2]
+                behind = _behind_said(self.show(messages, to_act=False))
             except ValueError:
                 if messages is spoken:
                     raise
                 continue  # no place for tools
-            for token_id in self.text.tokenise(behind):
+            for token_id in self.text.ids_of(behind):
                 if token_id in self.stop_token_ids:
                     return token_id
         return self.stop_token_ids[0]
@@ -117,23 +120,25 @@ class TextDialogue:
     def __init__(self, chat: TextChat, first: Sequence[text_lib.Message]):
         self._chat = chat
         self._messages: list[text_lib.Message] = list(first)
-        self._shown = ""  # the rendering up to the last action
+        self._shown = ""  # the rendering up to the last action, as text
         self._action = ""  # its text
         self._stop_id: int | None = None  # and what ended it
 
     def prompt(self, question: str) -> list[int]:
         """See `chat.Dialogue`; ValueError if the template refuses it."""
         self._messages.append({"role": "user", "content": question})
-        self._shown = self._chat.show(self._messages)
-        return self._chat.text.tokenise(self._shown)
+        shown = self._chat.show(self._messages)
+        self._shown = shown.text
+        return self._chat.text.ids_of(shown)
 
     def act(self, token_ids: Sequence[int]) -> str:
         """See `chat.Dialogue`; special tokens within the action are part of its text."""
         stopped = bool(token_ids) and token_ids[-1] in self._chat.stop_token_ids
         self._stop_id = token_ids[-1] if stopped else None
         said = token_ids[:-1] if stopped else token_ids
-        self._action = self._chat.text.decode(said, keep_special=True)
-        self._messages.append({"role": "assistant", "content": self._action})
+        action = self._chat.text.sampled(said)
+        self._messages.append({"role": "assistant", "content": action})
+        self._action = str(action)
         return self._action
 
     def observe(self, *texts: str, role: str = "tool") -> chat.Observed:
@@ -148,41 +153,51 @@ class TextDialogue:
         self._messages += [{"role": role, "content": text} for text in texts]
         shown = self._chat.show(self._messages)
         ids = self._continuation(shown, action)
-        self._shown = shown
+        self._shown = shown.text
         if ids is None:
-            return chat.Observed(self._chat.text.tokenise(shown), opens_segment=True)
+            return chat.Observed(self._chat.text.ids_of(shown), opens_segment=True)
         return chat.Observed(ids)
 
-    def _continuation(self, shown: str, action: int) -> list[int] | None:
+    def _continuation(self, shown: shadows.Shown, action: int) -> list[int] | None:
         """What follows the sampled stop token; None if `shown` does not continue it."""
         if self._stop_id is None:
             return None
         stop = self._chat.text.decode([self._stop_id], keep_special=True)
         behind = None
-        if shown.startswith(self._shown):
+        if shown.text.startswith(self._shown):
             behind = _behind(shown[len(self._shown) :], self._action)
-        if behind is not None:
-            behind = behind.lstrip()
-        if behind is None or not behind.startswith(stop):
+        if behind is None or not behind.text.startswith(stop):
             if not self._chat.appends:
                 return None
-            behind = self._behind_mark(action).lstrip()
-        # With the stop token in front, so that the cut is at the border of a special token.
-        ids = self._chat.text.tokenise(stop + behind.removeprefix(stop))
-        return ids[1:] if ids[:1] == [self._stop_id] else None
+            behind = self._behind_any_action(action)
+        ids = self._chat.text.ids_of(behind)
+        if ids[:1] == [self._stop_id]:
+            return ids[1:]
+        # The template goes on without a token at the end of the action.
+        return ids if self._chat.appends else None
 
-    def _behind_mark(self, action: int) -> str:
+    def _behind_any_action(self, action: int) -> shadows.Shown:
         """What the template writes behind the action, whatever it makes of the past."""
-        marked = {"role": "assistant", "content": text_lib.MARK}
-        messages = [*self._messages[:action], marked, *self._messages[action + 1 :]]
-        return self._chat.show(messages).partition(text_lib.MARK)[2]
+        other = {"role": "assistant", "content": "ok"}
+        messages = [*self._messages[:action], other, *self._messages[action + 1 :]]
+        return _behind_said(self._chat.show(messages))
 
 
-def _behind(text: str, beginning: str) -> str | None:
-    """`text` without its `beginning`; None if it begins otherwise. Blanks don't count."""
+def _behind_said(shown: shadows.Shown) -> shadows.Shown:
+    """What follows the last words of an assistant, without blanks; nothing where there are none."""
+    places = np.flatnonzero(shown.origins == shadows.SAID)
+    return _without_blanks(shown[int(places[-1]) + 1 if len(places) else len(shown.text) :])
+
+
+def _without_blanks(shown: shadows.Shown) -> shadows.Shown:
+    return shown[len(shown.text) - len(shown.text.lstrip()) :]
+
+
+def _behind(shown: shadows.Shown, beginning: str) -> shadows.Shown | None:
+    """It without its `beginning`, or None if it begins otherwise. Blanks don't count."""
+    text, place = shown.text, 0
     if text.startswith(beginning):
-        return text[len(beginning) :]
-    place = 0
+        return _without_blanks(shown[len(beginning) :])
     for character in beginning:
         if character.isspace():
             continue
@@ -191,4 +206,4 @@ def _behind(text: str, beginning: str) -> str | None:
         if text[place : place + 1] != character:
             return None
         place += 1
-    return text[place:]
+    return _without_blanks(shown[place:])

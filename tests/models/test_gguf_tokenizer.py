@@ -109,22 +109,27 @@ def test_a_word_of_the_vocabulary_needs_no_merges_in_llama(make):
 
 def test_several_templates(make):
     templates = [
-        {"name": "default", "template": "D"},
-        {"name": "tool_use", "template": "T"},
+        {"name": "default", "template": "D {{ messages | tojson }}"},
+        {"name": "tool_use", "template": "T {{ messages[0].content + tools[0].function.name }}"},
     ]
     text = make(change=lambda writer: writer.add_chat_template(templates))
-    assert text.render_text([]) == "D"
-    assert text.render_text([], tools=[{"type": "function"}]) == "T"
+    said = [{"role": "user", "content": "a"}]
+    assert text.render_text(said) == 'D [{"role": "user", "content": "a"}]'
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert text.render_text(said, tools=[tool]) == "T af"
 
 
 def test_what_is_saved_is_the_same_text(make, tmp_path):
-    text = make(pre="llama-bpe", change=lambda w: w.add_chat_template("<|im|>{{ messages[0] }}"))
+    text = make(
+        pre="llama-bpe", change=lambda w: w.add_chat_template("<|im|>{{ messages[0].content }}")
+    )
     parts = gguf_tokenizer.read(gguf_lib.File(tmp_path / "x.gguf"))
     gguf_tokenizer.write(parts, tmp_path)
     again = text_lib.HfText.load(tmp_path)
     said = "hello 123 é</s>"
     assert again.encode(said) == text.encode(said)
-    assert again.render(["x"]) == text.render(["x"])
+    said = [{"role": "user", "content": "x"}]
+    assert again.render(said) == text.render(said)
     assert again.stop_token_ids == text.stop_token_ids
 
 

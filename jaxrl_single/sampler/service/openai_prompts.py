@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import Any
 
+from jaxrl_single import messages as messages_lib
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler.service import fields as fields_lib
 from jaxrl_single.sampler.service import http_errors, openai_tools
@@ -51,7 +50,7 @@ def of_chat(
     continue_final = found.boolean("continue_final_message")
     try:
         rendered = text.render(
-            [_message(number, message) for number, message in enumerate(messages)],
+            messages_lib.normalise(messages),
             tools=schemas or None,
             add_generation_prompt=found.boolean("add_generation_prompt", not continue_final),
             continue_final=continue_final,
@@ -100,42 +99,3 @@ def _encoded(prompt: str, text: text_lib.Text) -> list[int]:
         return text.encode(prompt)
     except ValueError as error:
         raise http_errors.wrong(f"prompt: {error}", "prompt") from None
-
-
-def _message(number: int, message: Any) -> dict[str, Any]:
-    """In the form that chat templates read: text as one string, arguments of tools as objects."""
-    where = f"messages[{number}]"
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise http_errors.wrong(f"{where} must be an object with a role", "messages")
-    found = {name: value for name, value in message.items() if value is not None}
-    content = found.get("content", "")
-    if isinstance(content, list):
-        content = "".join(_part(where, part) for part in content)
-    if not isinstance(content, str):
-        raise http_errors.wrong(f"{where}: content must be a text or a list of texts", "messages")
-    found["content"] = content
-    if "tool_calls" in found:
-        if not isinstance(found["tool_calls"], list):
-            raise http_errors.wrong(f"{where}: tool_calls must be a list", "messages")
-        found["tool_calls"] = [_tool_call(where, call) for call in found["tool_calls"]]
-    return found
-
-
-def _part(where: str, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise http_errors.wrong(f"{where}: content may hold parts of type 'text' only", "messages")
-    if not isinstance(part.get("text"), str):
-        raise http_errors.wrong(f"{where}: a part has no text", "messages")
-    return part["text"]
-
-
-def _tool_call(where: str, call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise http_errors.wrong(f"{where}: a tool call has no function", "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # The template shows what the model wrote instead.
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
-    return call | {"function": function | {"arguments": arguments}}

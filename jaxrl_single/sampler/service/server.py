@@ -92,7 +92,7 @@ class Server:
             client_max_size=max_body_bytes, middlewares=[http_errors.as_json, self._authorise]
         )
         self._app.add_routes(self._routes())
-        style = tool_format or tool_formats.of_template(text.template)
+        style = tool_format or text.tool_format
         allowed = openai_api.Limits(
             model_name,
             max_tokens_limit,

@@ -52,7 +52,6 @@ CASES = {
     "turns": {
         "messages": [
             USER,
-            {"role": "comment", "content": "left out"},
             {"role": "assistant", "content": "  yes\n"},
             {"role": "user", "content": "the <|end|> of it"},
         ]

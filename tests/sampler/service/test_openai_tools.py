@@ -15,9 +15,11 @@ from jaxrl_single.envs import tool_formats
 
 TOKENIZER = pathlib.Path(__file__).parents[2] / "data" / "golden" / "chat" / "tokenizer.json"
 SOURCE = """\
-{{ tools | length if tools else 'none' }}{% for m in messages %}
+{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% for m in messages %}
 {{ m.role + ': ' + m.content }}
-{%- for call in m.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}<|end|>
+{%- for call in m.tool_calls or [] %}
+{{ call.function.name + ' ' }}{{ call.function.arguments.a }}
+{%- endfor %}<|end|>
 {% endfor %}
 {{ style or '' }}
 {%- if add_generation_prompt %}assistant: {% endif %}"""
@@ -187,7 +189,7 @@ def test_a_required_call_is_begun_for_the_model(played, style, choice):
 def test_a_call_is_not_begun_within_a_thought_of_the_prompt():
     player = Player()
     tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
-    source = "{{ '<tool_call>' }}assistant:\n<think>\n"
+    source = "<tool_call>{{ messages | tojson + (tools | tojson) }}assistant:\n<think>\n"
     text = text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": source})
     with (
         server_lab.serving(player, text=text, max_top_logprobs=0) as service,
@@ -231,7 +233,8 @@ def test_a_choice_that_cannot_be_followed_is_refused(settings, words):
 
 def test_the_template_shows_the_format_unless_one_is_given():
     player, written = Player(), tool_formats.FORMATS["hermes"].render(CALL)
-    for source, finish in (("{{ '<tool_call>' }}", "tool_calls"), ("plain", "stop")):
+    shown = "{{ messages | tojson + (tools | tojson) }}"
+    for source, finish in ((f"<tool_call>{shown}", "tool_calls"), (shown, "stop")):
         tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
         text = text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": source})
         with (
@@ -271,7 +274,7 @@ def test_an_answer_goes_back_as_a_message_and_variables_reach_the_template(playe
     extra = {"chat_template_kwargs": {"style": "brief "}}
     ask(played, "4", messages=[*ASKED, message, answer], extra_body=extra)
     assert TEXT.decode(player.requests[-1].tokens, keep_special=True) == (
-        "1user: the sum?<|end|>\nassistant: 7<|end|>\ntool: 95<|end|>\nbrief assistant: "
+        "add;user: the sum?<|end|>\nassistant: add 7<|end|>\ntool: 95<|end|>\nbrief assistant: "
     )
     begun = [*ASKED, {"role": "assistant", "content": "It is "}]
     ask(played, "4", messages=begun, extra_body={"continue_final_message": True})
