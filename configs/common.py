@@ -127,6 +127,8 @@ def _model() -> ConfigDict:
             "path": "",  # start from these weights; empty = random ones
             # A template that shows the date shows the one on which the run began, in UTC.
             "template_args": {},  # variables of its chat template: {"enable_thinking": False}
+            # describe: in the system message, in the form of docs/models.md | refuse: an error.
+            "tools_fallback": "describe",  # tools that the chat template does not show
             # segment: go on with what the template shows | append: with what was really said.
             "on_rewrite": "segment",  # if the template shows the past otherwise than it was
             # The optimiser keeps a float32 copy of parameters that are narrower.

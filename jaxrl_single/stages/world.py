@@ -6,7 +6,8 @@ import dataclasses
 import datetime
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ml_collections
 
@@ -94,9 +95,11 @@ def make_language(
     if not config.model.path:
         language = spec.make_chat()
         return language, chat_text.CharText(language)
-    text = text_lib.HfText.load(config.model.path, now=now)
+    fallback = config.model.tools_fallback
+    text = text_lib.HfText.load(config.model.path, now=now, tools_fallback=fallback)
     section = config.env.to_dict()
     told = spec.make_prompt(section) if spec.make_prompt else prompt.PromptSpec()
+    _check_tools(text, told.tools, config.env.tool_format)
     language = text_chat.TextChat(
         text,
         system=told.system,
@@ -105,6 +108,20 @@ def make_language(
         on_rewrite=config.model.on_rewrite,
     )
     return language, text
+
+
+def _check_tools(
+    text: text_lib.HfText, tools: Sequence[Mapping[str, Any]], tool_format: str
+) -> None:
+    """Refuses tools that the model would be told to call otherwise than they are read."""
+    if not tools or text.shows_tools or tool_format == text.tool_format:
+        return
+    raise ValueError(
+        f"the model's chat template shows no tools, and model.tools_fallback would not tell the "
+        f"model of calls in the form of env.tool_format={tool_format!r}; write {{tools}} and the "
+        "form of a call into env.system_prompt, or set env.tool_format=hermes and "
+        "model.tools_fallback=describe"
+    )
 
 
 def save_text(config: ml_collections.ConfigDict, world: World, directory: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ CHOICES = {
     "trajectories.keep": ("all", "every_nth", "none"),
     "model.dtype": ("float32", "bfloat16"),
     "model.on_rewrite": ("segment", "append"),
+    "model.tools_fallback": ("describe", "refuse"),
     "policy_optimizer.decay": ("linear", "cosine"),
     "critic_optimizer.decay": ("linear", "cosine"),
 }

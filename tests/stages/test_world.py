@@ -103,7 +103,7 @@ def test_demonstrations_bound_the_length_of_episodes_too():
 
 def test_every_day_of_a_run_shows_the_day_on_which_it_began(tmp_path):
     shutil.copytree(CHAT, tmp_path / "chat")
-    template = "{{ strftime_now('%Y-%m-%d') }} {{ messages[-1].content }}"
+    template = "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %} {{ m.content }}{% endfor %}"
     (tmp_path / "chat" / "chat_template.jinja").write_text(template)
     paths, _ = workdir.create(tmp_path / "run")
     run = workdir.read_json(paths.run)
