@@ -158,7 +158,7 @@ def test_a_run_is_served_as_it_was_published(run):
 
 
 @pytest.mark.slow
-def test_what_is_printed_works_as_it_is_and_ctrl_c_ends_it(checkpoint, capsys):
+def test_what_is_printed_works_as_it_is_and_ctrl_c_ends_it(checkpoint, monkeypatch, capsys):
     served = Served(f"--model={checkpoint}")
     snippet = textwrap.dedent(served.said.partition("import openai")[2])
     exec("import openai\n" + snippet, {})
@@ -175,4 +175,7 @@ def test_what_is_printed_works_as_it_is_and_ctrl_c_ends_it(checkpoint, capsys):
         pytest.raises(openai.NotFoundError, match="use /v1/chat/completions"),
     ):
         client.responses.create(model="policy", input="hello")
+    port = f"--port={served.url.rpartition(':')[2]}"
+    said = refused(monkeypatch, capsys, *SHAPE, f"--model={checkpoint}", port)
+    assert "choose another --port, 0 takes any free one" in said
     served.end(signal.SIGINT)

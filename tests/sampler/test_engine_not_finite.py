@@ -28,7 +28,11 @@ def engine(request):
     made.stop()
 
 
-READINGS = [{"max_fed_tokens": 64}, {}, {"prefix_cache": "all"}]  # by steps, by prefill, shared
+READINGS = [  # by steps, by prefill, shared without regard to that
+    {"max_fed_tokens": 64},
+    {},
+    pytest.param({"prefix_cache": "all"}, marks=pytest.mark.slow),
+]
 
 
 def request(session, tokens, *, ticket=0):
