@@ -184,9 +184,11 @@ def _warm_start() -> ConfigDict:
     return ConfigDict(
         {
             "workdir": "",  # take the warm policy of this run instead; empty = train one
+            # Conversations or exported trajectories, a JSON object a line: docs/environments.md.
+            "demonstrations_file": "",  # to imitate; empty = the script of the environment plays
             "num_demonstrations": 4096,  # scripted episodes, made once
             "mistake_rate": 0.25,  # chance of a mistake at each action of the script
-            "num_steps": 300,  # supervised steps; 0 skips the stage (random initial policy)
+            "num_steps": 300,  # supervised steps; 0 skips the stage, as no script and no file do
             "batch_size": 64,  # episodes per step
             "learning_rate": 3e-3,  # peak, AdamW, linear warm-up over 5 % then cosine to 10 %
             "weight_decay": 0.01,  # AdamW

@@ -71,6 +71,15 @@ class Recording:
     def num_context(self) -> int:
         return len(self.tokens) - self.segment_start
 
+    @property
+    def num_actions(self) -> int:
+        """Tokens that the policy, or a script, said."""
+        return sum(self._action_mask)
+
+    def end(self) -> None:
+        """Nothing follows: the last action was the whole answer."""
+        self._terminated = True
+
     def say(self, role: str, *texts: str) -> None:
         """Notes messages, whether or not the policy reads them."""
         self.messages.extend({"role": role, "content": text} for text in texts)

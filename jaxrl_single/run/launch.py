@@ -16,7 +16,7 @@ from jaxrl_single.envs import table as env_table
 from jaxrl_single.models import pretrained
 from jaxrl_single.report import progress, summary
 from jaxrl_single.run import child_process, command_line
-from jaxrl_single.stages import addresses
+from jaxrl_single.stages import addresses, demonstrations
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.supervise import (
     beginning,
@@ -116,9 +116,8 @@ def _prepare(
     if root is not None:
         paths = workdir.Workdir(root)
         workdir_config.check_place(paths)
-        _check_warm_start(config, root)
         changed, _ = provenance.compare(paths, config.to_dict(), accepted=accept_changed)
-    told = [*changed, *notices, plan.message]
+    told = [*changed, *notices, *_check_warm_start(config, root), plan.message]
     return plan, list(filter(None, told))
 
 
@@ -236,26 +235,24 @@ def _of_vocabulary(
             )
 
 
-def _check_warm_start(config: ml_collections.ConfigDict, root: str) -> None:
-    """What the first stage starts from, unless it is done already."""
-    if not _has_warm_start(root):
-        check_config.refuse(_of_warm_start(config))
+def _check_warm_start(config: ml_collections.ConfigDict, root: str | None) -> list[str]:
+    """What the first stage starts from, unless it is done already; lines for people."""
+    if root is not None and _has_warm_start(root):
+        return []
+    warm = config.warm_start
+    if warm.workdir and not _has_warm_start(warm.workdir):
+        raise check_config.ConfigError(
+            f"warm_start.workdir is {warm.workdir!r}, where no warm start is finished"
+        )
+    try:
+        return demonstrations.check(config)
+    except (ValueError, OSError) as error:
+        raise check_config.ConfigError(str(error)) from error
 
 
 def _has_warm_start(root: str) -> bool:
     directory = workdir.Workdir(root).stage_checkpoints("warm_start")
     return workdir.newest_checkpoint(directory) is not None
-
-
-def _of_warm_start(config: ml_collections.ConfigDict) -> Iterator[str]:
-    warm, env = config.warm_start, config.env.name
-    if warm.workdir and not _has_warm_start(warm.workdir):
-        yield f"warm_start.workdir is {warm.workdir!r}, where no warm start is finished"
-    if not warm.workdir and warm.num_steps and not env_table.get(env).make_script:
-        yield (
-            f"warm_start.num_steps is {warm.num_steps}, and env.name {env!r} has no script that "
-            "plays demonstrations; set it to 0"
-        )
 
 
 def _plan_devices(config: ml_collections.ConfigDict) -> devices.DevicePlan:

@@ -6,7 +6,7 @@ import jax
 import ml_collections
 
 from jaxrl_single.algorithms import row as row_lib
-from jaxrl_single.stages import addresses, build
+from jaxrl_single.stages import addresses, build, demonstrations
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import optim
 
@@ -37,11 +37,8 @@ def _hyperparameters(algorithm: row_lib.Algorithm) -> str:
 def _stages(
     config: ml_collections.ConfigDict, algorithm: row_lib.Algorithm, held_out: int
 ) -> list[str]:
-    warm, value, rl, batch = config.warm_start, config.value_pretraining, config.rl, config.batch
-    lines = [
-        f"1. warm start: {warm.num_steps} supervised steps of {warm.batch_size} demonstrations "
-        f"out of {warm.num_demonstrations}, a mistake at {warm.mistake_rate:.0%} of the actions"
-    ]
+    value, rl, batch = config.value_pretraining, config.rl, config.batch
+    lines = [f"1. warm start: {demonstrations.plan(config)}"]
     if algorithm.needs_critic:
         lines.append(
             f"2. value pretraining: {value.num_trajectories} rollouts of the warm policy, at most "

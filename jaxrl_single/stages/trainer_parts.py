@@ -11,7 +11,7 @@ import ml_collections
 
 from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import store as store_lib
-from jaxrl_single import workdir
+from jaxrl_single import types, workdir
 from jaxrl_single.algorithms import row as row_lib
 from jaxrl_single.algorithms import update as update_lib
 from jaxrl_single.data import packing, prompts, ticket_files, tickets
@@ -20,10 +20,12 @@ from jaxrl_single.stages import (
     backends,
     best,
     build,
+    demonstrations,
     keeping,
     records,
     rollouts,
     sampler_process,
+    waiting,
     warm_start,
 )
 from jaxrl_single.stages import world as world_lib
@@ -127,6 +129,32 @@ def make_rollouts(
         backend=backend,
         eval_tasks=world.eval_tasks,
         settings=rollout_settings(config),
+    )
+
+
+def demonstrations_of(
+    config: ml_collections.ConfigDict, world: world_lib.World, *, look: Callable[[], None]
+) -> list[types.Trajectory]:
+    """What the warm start imitates: of the file, or played by the script.
+
+    Args:
+      look: see `warm_start.demonstrations`.
+
+    Raises:
+      waiting.RolloutFailed: an episode failed, or the file has changed and can't be used.
+    """
+    section = config.warm_start
+    if section.demonstrations_file:
+        try:
+            return demonstrations.read(config, world).trajectories
+        except demonstrations.InvalidDemonstrations as error:
+            raise waiting.RolloutFailed(str(error)) from error
+    return warm_start.demonstrations(
+        world,
+        count=section.num_demonstrations,
+        mistake_rate=section.mistake_rate,
+        seed=config.seed,
+        look=look,
     )
 
 

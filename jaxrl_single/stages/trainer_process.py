@@ -25,6 +25,7 @@ from jaxrl_single.data import token_batch
 from jaxrl_single.models import api
 from jaxrl_single.stages import (
     build,
+    demonstrations,
     gate,
     initial,
     keeping,
@@ -138,7 +139,7 @@ class Trainer:
                 params = initial.policy_params(self.config, self.policy, self.placement.parameters)
             except ValueError as error:  # of the checkpoint, for people to read
                 raise weights_base.InvalidWeights(f"model.path: {error}") from error
-            if section.num_steps:
+            if demonstrations.kind(self.config) != "none":
                 params = self._imitate(params)
         checkpoints.save(section.num_steps, params, {})
         shutil.rmtree(self.paths.stage_checkpoints(records.UNFINISHED), ignore_errors=True)
@@ -146,14 +147,8 @@ class Trainer:
 
     def _imitate(self, params: api.Params) -> api.Params:
         section = self.config.warm_start
-        self._say("warm_start", 0, section.num_steps, "playing demonstrations")
-        demos = warm_start.demonstrations(
-            self.world,
-            count=section.num_demonstrations,
-            mistake_rate=section.mistake_rate,
-            seed=self.config.seed,
-            look=self._look,
-        )
+        self._say("warm_start", 0, section.num_steps, "collecting demonstrations")
+        demos = trainer_parts.demonstrations_of(self.config, self.world, look=self._look)
         return warm_start.train(
             self.policy,
             params,

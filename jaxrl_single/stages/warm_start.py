@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import types
+from jaxrl_single.envs import user_code
 from jaxrl_single.models import api
 from jaxrl_single.rollout import episode, scripted
 from jaxrl_single.stages import placement as placement_lib
@@ -45,7 +46,7 @@ def demonstrations(
       look: called all the time; what it raises ends the episodes.
 
     Raises:
-      RuntimeError: an episode failed; it carries the traceback of the first.
+      waiting.RolloutFailed: an episode failed; it carries the traceback of the first.
       ValueError: the environment has no script.
     """
     if world.make_script is None:
@@ -54,7 +55,10 @@ def demonstrations(
     played = asyncio.run(_play_all(world, numbers, mistake_rate, seed, look))
     failed = [trajectory for trajectory in played if trajectory.error is not None]
     if failed:
-        raise RuntimeError(f"{len(failed)} demonstrations failed; {failed[0].error.message}")
+        raise waiting.RolloutFailed(
+            f"{len(failed)} of {count} demonstrations failed; the first, of task "
+            f"{failed[0].task_id!r}:\n{failed[0].error.message}"
+        )
     return played
 
 
@@ -117,6 +121,7 @@ async def _play_all(
     look: Callable[[], None],
 ) -> list[types.Trajectory]:
     play = functools.partial(_play, world, mistake_rate=mistake_rate, seed=seed)
+    user_code.contain_tasks()
     played = []
     for start in range(0, len(numbers), _AT_ONCE):
         batch = numbers[start : start + _AT_ONCE]
@@ -125,19 +130,31 @@ async def _play_all(
         while running:
             look()
             _, running = await asyncio.wait(running, timeout=_LOOK_S)
-        played += [task.result() for task in tasks]
+        played += [
+            episode.outcome(_ticket(world, number), task, source="script")
+            for number, task in zip(batch, tasks, strict=True)
+        ]
     return played
 
 
 async def _play(
     world: world_lib.World, number: int, *, mistake_rate: float, seed: int
 ) -> types.Trajectory:
-    # From the far end of the training tasks, so that RL meets fresh ones first.
-    task = world.train_tasks[len(world.train_tasks) - 1 - number % len(world.train_tasks)]
-    ticket = types.Ticket("demonstrations", number, 0, task, purpose="warm_start")
+    ticket = _ticket(world, number)
     rng = np.random.default_rng([seed, 2, number])
-    script = world.make_script(task, mistake_rate=mistake_rate, rng=rng)
+    try:
+        with user_code.watched("making script and environment", world.limits.block_s):
+            script = world.make_script(ticket.task, mistake_rate=mistake_rate, rng=rng)
+            env = world.make_env()
+    except BaseException as error:
+        return episode.failed_episode(ticket, error, kind="env", source="script")
     client = scripted.ScriptedClient(script, world.language)
     return await episode.run_episode(
-        ticket, world.make_env(), client, world.language, world.limits, source="script"
+        ticket, env, client, world.language, world.limits, source="script"
     )
+
+
+def _ticket(world: world_lib.World, number: int) -> types.Ticket:
+    # From the far end of the training tasks, so that RL meets fresh ones first.
+    task = world.train_tasks[len(world.train_tasks) - 1 - number % len(world.train_tasks)]
+    return types.Ticket("demonstrations", number, 0, task, purpose="warm_start")

@@ -97,13 +97,12 @@ def make_language(
         return language, chat_text.CharText(language)
     fallback = config.model.tools_fallback
     text = text_lib.HfText.load(config.model.path, now=now, tools_fallback=fallback)
-    section = config.env.to_dict()
-    told = spec.make_prompt(section) if spec.make_prompt else prompt.PromptSpec()
-    _check_tools(text, told.tools, config.env.tool_format)
+    told_first = told(config)
+    _check_tools(text, told_first.tools, config.env.tool_format)
     language = text_chat.TextChat(
         text,
-        system=told.system,
-        tools=told.tools,
+        system=told_first.system,
+        tools=told_first.tools,
         template_args=config.model.template_args.to_dict(),
         on_rewrite=config.model.on_rewrite,
     )
@@ -122,6 +121,12 @@ def _check_tools(
         "form of a call into env.system_prompt, or set env.tool_format=hermes and "
         "model.tools_fallback=describe"
     )
+
+
+def told(config: ml_collections.ConfigDict) -> prompt.PromptSpec:
+    """What a model with a chat template is told first."""
+    spec = env_table.get(config.env.name)
+    return spec.make_prompt(config.env.to_dict()) if spec.make_prompt else prompt.PromptSpec()
 
 
 def save_text(config: ml_collections.ConfigDict, world: World, directory: pathlib.Path) -> None:

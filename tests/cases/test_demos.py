@@ -1,6 +1,8 @@
 """What code of others throws or gives is the error of its episode, never the end of the run."""
 
 import asyncio
+import importlib
+import json
 
 import pytest
 
@@ -8,6 +10,7 @@ from jaxrl_single import store as store_lib
 from jaxrl_single import types, wire
 from jaxrl_single.envs import base, calculator, chat
 from jaxrl_single.rollout import episode, scheduler
+from jaxrl_single.run import launch
 
 CHAT = chat.CharChat.build()
 LIMITS = episode.Limits(max_turns=5, max_turn_tokens=12, max_tokens=96)
@@ -127,3 +130,39 @@ def test_c12_a_reward_that_training_cannot_hold_is_the_error_of_its_episode(tmp_
     assert played[3].reward is None
     assert played[3].error.kind == "reward"
     assert "must be a finite number" in played[3].error.message
+
+
+QUESTIONS = [f"Which letter comes {i} places behind a?" for i in range(40)]
+
+
+def _asked(tmp_path):
+    """A config of `tools` whose questions are no arithmetic."""
+    config = importlib.import_module("configs.smollm2_135m_tools").get_config("tiny")
+    with config.unlocked():
+        config.env.update({"dataset": "", "answer_check": "exact", "answer_form": "text"})
+        for field, some in (("tasks_file", QUESTIONS[:32]), ("eval_tasks_file", QUESTIONS[32:])):
+            path = tmp_path / f"{field}.jsonl"
+            path.write_text(
+                "".join(json.dumps({"question": one, "answer": "b"}) + "\n" for one in some)
+            )
+            config.env[field] = str(path)
+    return config
+
+
+def test_c35_questions_that_the_script_cannot_play_are_refused_before_anything_starts(
+    tmp_path, capsys
+):
+    config = _asked(tmp_path)
+    assert launch.dry_run(config) == 2
+    assert launch.run(config, str(tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert "can't play task 'tasks_file/" in told
+    assert "warm_start.demonstrations_file" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_c35_without_a_warm_start_the_dry_run_says_where_rl_starts(tmp_path, capsys):
+    config = _asked(tmp_path)
+    config.warm_start.num_steps = 0
+    assert launch.dry_run(config) == 0
+    assert "RL starts from a model of random weights" in capsys.readouterr().out

@@ -1,7 +1,10 @@
 """Environments that fail, for the tests: --config.env.name=tests.e2e.bad_envs:NAME."""
 
+import asyncio
 import dataclasses
 import os
+import sys
+import time
 import traceback
 
 from jaxrl_single.envs import base, calculator, table
@@ -80,3 +83,51 @@ def rewards_anything():
 
 def kills_its_process():
     return _spec("exit", RuntimeError("this environment ends its process"))
+
+
+def throws_anything():
+    """In RL, one kind of fault after the other in every fourth episode; the others go well."""
+    return dataclasses.replace(
+        table.get("calculator"), make_env=lambda section: lambda: _Thrower(section)
+    )
+
+
+class _Thrower(calculator.Calculator):
+    def __init__(self, section):
+        super().__init__(
+            tool_enabled=True,
+            tool_latency_s=0.0,
+            tool_latency_spread=section["tool_latency_spread"],
+        )
+
+    async def reset(self, task, seed):
+        number = int(task.id.rpartition("/")[2])
+        self._fault = (
+            number // 4 if number % 4 == 3 and number < 500_000 and "train" in task.id else None
+        )
+        return await super().reset(task, seed)
+
+    async def step(self, action):
+        if self._fault is None:
+            return await super().step(action)
+        faults = (
+            lambda: sys.exit(3),
+            lambda: _throw(KeyboardInterrupt()),
+            lambda: _throw(asyncio.CancelledError()),
+            lambda: asyncio.current_task().cancel(),
+            lambda: base.StepResult("", 1e39, terminated=True),
+            lambda: base.StepResult("", 1.0, terminated=True, role=object()),
+            lambda: _throw(ValueError("\ud800" * 1_000_000)),
+            lambda: time.sleep(1000),
+        )
+        fault = faults[self._fault % len(faults)]
+        asyncio.get_running_loop().create_task(_exits())
+        return fault()
+
+
+async def _exits():
+    raise SystemExit(3)
+
+
+def _throw(error):
+    raise error

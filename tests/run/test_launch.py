@@ -91,11 +91,12 @@ def without_script(monkeypatch):
     return importlib.import_module("configs.tiny_sao").get_config("tiny")
 
 
-def test_an_environment_without_a_script_gives_no_demonstrations(tmp_path, monkeypatch, capsys):
+def test_without_script_and_file_rl_starts_from_the_given_model(monkeypatch, capsys):
     config = without_script(monkeypatch)
-    assert launch.run(config, str(tmp_path / "run")) == 2
-    assert "warm_start.num_steps is 4, and env.name 'calculator'" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    assert launch.dry_run(config) == 0
+    told = capsys.readouterr().out
+    assert "1. warm start: none, RL starts from a model of random weights: env.name" in told
+    assert "  warm start: none, RL starts" in told
 
 
 @pytest.mark.parametrize("source", ["", "/gone"])
