@@ -160,7 +160,8 @@ def _env() -> ConfigDict:
             # The rest is for env.name = "tools".
             "dataset": "",  # of reasoning-gym, "chain_sum" for instance; empty = tasks_file
             "dataset_options": {},  # of that dataset; `size` is the number of its entries
-            "tools": ("calculator",),  # that the model may call: calculator | python
+            # calculator | python | "module:function", one's own: docs/environments.md.
+            "tools": ("calculator",),  # that the model may call
             "tool_format": "hermes",  # how it writes calls, see jaxrl_single/envs/tool_formats.py
             "tool_output_chars": 2000,  # of an answer to a call; the middle of more is left out
             "tool_timeout_s": 5.0,  # of a call of python, by the clock
@@ -174,7 +175,8 @@ def _env() -> ConfigDict:
             "system_prompt": "",  # see above
             "answer_form": "last_number",  # where the answer is: text | last_number | tag | boxed
             # By the dataset's own rules, by math-verify, as numbers, or as texts.
-            "answer_check": "dataset",  # who judges it: dataset | math | number | exact
+            "answer_check": "dataset",  # dataset | math | number | exact | "module:function"
+            "reward": "",  # "module:function" that gives it; empty = what the answer check says
             "partial_credit": False,  # the reward is the score; False: 1 for a full score, else 0
         }
     )

@@ -7,7 +7,6 @@ One's own environment needs no entry here: `--config.env.name=package.module:fac
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,9 +18,11 @@ from jaxrl_single.envs import (
     calculator,
     calculator_script,
     chat,
+    own_code,
     prompt,
     tasks_file,
     tool_table,
+    user_code,
 )
 
 Section = dict[str, Any]  # the `env` section of the config as a plain dict
@@ -52,17 +53,20 @@ class EnvSpec:
       make_tasks: section, split ("train" or "eval"), seed -> tasks with random access; no
         question may be in both splits.
       make_chat: the language of the episodes, for models that bring no tokenizer of their own.
-      make_script: section -> a function that makes scripted players for demonstrations; or None.
+      make_script: section -> a function that makes scripted players for demonstrations, or None if
+        these options leave none; or None.
       make_prompt: section -> what a model with a chat template is told first; or None for nothing.
       notice: section -> a line that people should read before a run starts, or an empty one.
+      trial: section, the first task -> tries what the section names, once; ValueError if it fails.
     """
 
     make_env: Callable[[Section], Callable[[], base.Env]]
     make_tasks: Callable[[Section, str, int], Sequence[types.Task]]
     make_chat: Callable[[], chat.Chat]
-    make_script: Callable[[Section], MakeScript] | None = None
+    make_script: Callable[[Section], MakeScript | None] | None = None
     make_prompt: Callable[[Section], prompt.PromptSpec] | None = None
     notice: Callable[[Section], str] = lambda section: ""
+    trial: Callable[[Section, types.Task], None] = lambda section, task: None
 
 
 def get(name: str) -> EnvSpec:
@@ -85,15 +89,13 @@ def get(name: str) -> EnvSpec:
 
 
 def _load(name: str) -> EnvSpec:
-    module_name, _, attribute = name.partition(":")
+    factory = own_code.load(name, "env.name")
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        spec = factory()
+    except Exception as error:
         raise ValueError(
-            f"env.name is {name!r}, but it cannot be imported: {error}; "
-            "expected 'package.module:factory' with the package on PYTHONPATH"
+            f"env.name is {name!r}, and calling it failed: {user_code.line(error)}"
         ) from error
-    spec = factory()
     if not isinstance(spec, EnvSpec):
         raise ValueError(
             f"env.name is {name!r}, and it returned a {type(spec).__name__}; "
@@ -152,5 +154,6 @@ ENVS: dict[str, EnvSpec] = {
         make_script=tool_table.make_script,
         make_prompt=tool_table.make_prompt,
         notice=tool_table.notice,
+        trial=tool_table.trial,
     ),
 }

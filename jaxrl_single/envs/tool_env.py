@@ -11,15 +11,17 @@ be understood is answered by what is wrong with it, and the episode goes on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import numbers
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_single import types
 from jaxrl_single.envs import answers, argument_types, base, tool_formats, user_code
 
 Check = Callable[[types.Task, str], Awaitable[float]]  # task, answer -> 0 (wrong) to 1 (right)
+Reward = Callable[[types.Task, str | None, float], Awaitable[float]]  # task, answer, score ->
 
 
 class Tool(Protocol):
@@ -80,6 +82,7 @@ class ToolEnv:
         tool_format: tool_formats.Format,
         check: Check,
         options: Options,
+        reward: Reward | None = None,
         name: str = "tools",
     ):
         """Makes an environment for one episode.
@@ -88,8 +91,11 @@ class ToolEnv:
           make_tools: seed of the episode -> its tools.
           tool_format: in which the model writes calls.
           check: judges the answer; its exceptions are failures of the judgement.
+          reward: gives the reward of the episode, from the answer (None where there is none) and
+            its score; None = the score, see `Options.partial_credit`.
           name: recorded in each trajectory.
         """
+        self._reward = reward
         self.name = name
         self._make_tools = make_tools
         self._format = tool_format
@@ -112,9 +118,20 @@ class ToolEnv:
         if parsed.calls:
             return self._answer_calls(tuple([await self._run(call) for call in parsed.calls]))
         answer = answers.extract(parsed.text, self._options.answer_form)
-        score = 0.0 if answer is None else await self._judge(answer)
+        return await self.judge(answer)
+
+    async def judge(self, answer: str | None) -> base.StepResult:
+        """The end of an episode with this answer; None = there is none.
+
+        Raises:
+          base.RewardError: the answer check or the reward failed.
+        """
+        score = 0.0 if answer is None else await self._score(answer)
         success = score >= 1
         reward = score if self._options.partial_credit else float(success)
+        if self._reward is not None:
+            with self._judging(answer):
+                reward = _finite(await self._reward(self._task, answer, score))
         return base.StepResult("", reward, terminated=True, info={"success": success})
 
     async def close(self) -> None:
@@ -158,19 +175,34 @@ class ToolEnv:
             raise base.ToolError(f"{call.name}: gave a {type(said).__name__}, expected a str")
         return said
 
-    async def _judge(self, answer: str) -> float:
+    async def _score(self, answer: str) -> float:
+        with self._judging(answer):
+            return _fraction(await self._check(self._task, answer))
+
+    @contextlib.contextmanager
+    def _judging(self, answer: str | None) -> Iterator[None]:
         try:
-            return _score(await self._check(self._task, answer))
+            yield
         except BaseException as error:
             if user_code.is_ours(error):
                 raise
             raise base.RewardError(
-                f"the answer {answer[:200]!r} to task {self._task.id!r} can't be judged: "
+                f"the answer {(answer or '')[:200]!r} to task {self._task.id!r} can't be judged: "
                 f"{user_code.line(error)}"
             ) from error
 
 
-def _score(score: Any) -> float:
+def _finite(reward: Any) -> float:
+    sound = isinstance(reward, numbers.Real) and not isinstance(reward, bool)
+    if not sound or not abs(reward) <= types.MAX_REWARD:
+        raise ValueError(
+            f"the reward is {user_code.shorten(repr(reward), 80)}, expected a finite number, at "
+            f"most {types.MAX_REWARD:g} to either side of 0"
+        )
+    return float(reward)
+
+
+def _fraction(score: Any) -> float:
     if not isinstance(score, numbers.Real) or not 0 <= score <= 1:
         raise ValueError(f"the score is {user_code.shorten(repr(score), 80)}, expected 0 to 1")
     return float(score)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import json
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_single import types
@@ -17,6 +18,7 @@ from jaxrl_single.envs import (
     base,
     calculator_tool,
     chat,
+    own_code,
     prompt,
     python_tool,
     reasoning_gym_tasks,
@@ -45,6 +47,7 @@ def make_env(section: Section) -> Callable[[], base.Env]:
         make_tools=_make_tools(section),
         tool_format=_format(section),
         check=_check(section),
+        reward=_reward(section),
         options=_options(section),
         name=section["dataset"] or "tools",
     )
@@ -72,18 +75,11 @@ def make_chat() -> chat.CharChat:
     return chat.CharChat.build(string.printable)
 
 
-def make_script(section: Section) -> Callable[..., arithmetic_script.ArithmeticScript]:
-    """Players of arithmetic tasks, who use the first tool.
-
-    Raises:
-      ValueError: there is no tool, or one that the script cannot call.
-    """
-    names = section["tools"]
+def make_script(section: Section) -> Callable[..., arithmetic_script.ArithmeticScript] | None:
+    """Players of arithmetic tasks, who use the first tool; None where it is another."""
+    names = list(section["tools"])
     if not names or names[0] not in arithmetic_script.CALLS:
-        raise ValueError(
-            f"env.tools is {tuple(names)}; the script of arithmetic tasks needs one of "
-            f"{sorted(arithmetic_script.CALLS)} as the first"
-        )
+        return None
     return functools.partial(
         arithmetic_script.ArithmeticScript,
         make_call=arithmetic_script.CALLS[names[0]],
@@ -98,7 +94,7 @@ def make_prompt(section: Section) -> prompt.PromptSpec:
     Schemas go to the chat template, or into the place `{tools}` of the system message, one a line:
     for templates that have no words for tools.
     """
-    schemas = tuple(tool.schema for tool in _tools(section))
+    schemas = tuple(map(_schema, _tools(section)))
     system = section["system_prompt"]
     if SCHEMAS_PLACE in system:
         lines = "\n".join(json.dumps(schema) for schema in schemas)
@@ -112,6 +108,40 @@ def notice(section: Section) -> str:
     if python_tool.PythonTool not in _tools(section) and not judged:
         return ""
     return isolation.notice(isolation.choose(section["sandbox"]))
+
+
+def trial(section: Section, task: types.Task) -> None:
+    """Calls an answer check and a reward of one's own on a task and its right answer.
+
+    Raises:
+      ValueError: one of them fails, or gives no number that it may give.
+    """
+    named = {f"env.{field}": section[field] for field in ("answer_check", "reward")}
+    if not any(map(own_code.is_own, named.values())):
+        return
+    env = make_env({**section, "tools": ()})()
+    try:
+        asyncio.run(_try(env, task))
+    except TimeoutError as error:
+        raise ValueError(f"{named}: no end within {own_code.TRIAL_S:g} s on a task") from error
+    except base.RewardError as error:
+        raise ValueError(f"{named}, tried on a task: {error}") from error
+
+
+async def _try(env: tool_env.ToolEnv, task: types.Task) -> None:
+    async with asyncio.timeout(own_code.TRIAL_S):
+        await env.reset(task, seed=0)
+        await env.judge(task.answer)
+
+
+def _reward(section: Section) -> tool_env.Reward | None:
+    name = section["reward"]
+    if not name:
+        return None
+    if not own_code.is_own(name):
+        raise ValueError(f"env.reward is {name!r}, allowed are 'module:function' and ''")
+    own = own_code.function(name, "env.reward", "task", "answer", "score")
+    return functools.partial(own_code.call, own)
 
 
 def _options(section: Section) -> tool_env.Options:
@@ -158,12 +188,23 @@ def _make_python(section: Section) -> Callable[..., python_tool.PythonTool]:
     return functools.partial(python_tool.PythonTool, interpreters, timeout_s=timeout_s)
 
 
-def _tools(section: Section) -> list[type[tool_env.Tool]]:
+def _tools(section: Section) -> list[Callable[..., tool_env.Tool]]:
     names = list(section["tools"])
-    unknown = [name for name in names if name not in TOOLS]
+    unknown = [name for name in names if name not in TOOLS and not own_code.is_own(name)]
     if unknown or len(set(names)) != len(names):
-        raise ValueError(f"env.tools is {tuple(names)}; allowed are {sorted(TOOLS)}, each once")
-    return [TOOLS[name] for name in names]
+        raise ValueError(
+            f"env.tools is {tuple(names)}; allowed are {sorted(TOOLS)} and your own as "
+            "'module:function', each once"
+        )
+    found = [own_code.tool(name) if own_code.is_own(name) else TOOLS[name] for name in names]
+    called = [_schema(tool)["function"]["name"] for tool in found]
+    if len(set(called)) != len(called):
+        raise ValueError(f"env.tools is {tuple(names)}; two of them have the name in {called}")
+    return found
+
+
+def _schema(tool: Callable[..., tool_env.Tool]) -> Mapping[str, Any]:
+    return tool.schema if hasattr(tool, "schema") else tool().schema
 
 
 def _format(section: Section) -> tool_formats.Format:
@@ -175,8 +216,14 @@ def _format(section: Section) -> tool_formats.Format:
 
 def _check(section: Section) -> tool_env.Check:
     name = section["answer_check"]
+    if own_code.is_own(name):
+        own = own_code.function(name, "env.answer_check", "task", "answer")
+        return functools.partial(own_code.call, own)
     if name not in answer_checks.NAMES:
-        raise ValueError(f"env.answer_check is {name!r}, allowed are {answer_checks.NAMES}")
+        raise ValueError(
+            f"env.answer_check is {name!r}, allowed are {answer_checks.NAMES} and your own as "
+            "'module:function'"
+        )
     if name in ("exact", "number"):
         return {"exact": answer_checks.exact, "number": answer_checks.number}[name]
     walls = isolation.choose(section["sandbox"])

@@ -143,8 +143,8 @@ def _check_world(config: ml_collections.ConfigDict) -> list[str]:
         if spec.make_script:
             spec.make_script(section)
         tasks = {split: spec.make_tasks(section, split, config.seed) for split in types.SPLITS}
-        for some in tasks.values():
-            _ = some[0]
+        firsts = [some[0] for some in tasks.values()]
+        spec.trial(section, firsts[0])
         return [spec.notice(section), *_of_counts(config, {s: len(t) for s, t in tasks.items()})]
     except (ValueError, OSError) as error:
         raise check_config.ConfigError(f"env: {error}") from error

@@ -84,7 +84,8 @@ def kind(config: ml_collections.ConfigDict) -> str:
         return "none"
     if warm.demonstrations_file:
         return "file"
-    return "script" if env_table.get(config.env.name).make_script else "none"
+    make_script = env_table.get(config.env.name).make_script
+    return "script" if make_script and make_script(config.env.to_dict()) else "none"
 
 
 def plan(config: ml_collections.ConfigDict) -> str:
@@ -105,7 +106,7 @@ def plan(config: ml_collections.ConfigDict) -> str:
         return f"none (warm_start.num_steps is 0), RL starts from {model}"
     return (
         f"none, RL starts from {model}: env.name {config.env.name!r} has no script that plays "
-        "demonstrations, and warm_start.demonstrations_file names none"
+        "demonstrations with these options, and warm_start.demonstrations_file names none"
     )
 
 
