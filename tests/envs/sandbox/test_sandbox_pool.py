@@ -1,6 +1,7 @@
 """The pool: many interpreters at once, apart from each other, replaced when they fail, all gone."""
 
 import asyncio
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -256,10 +257,11 @@ def test_without_isolation_only_if_told_so(tmp_path, monkeypatch, caplog):
     isolation.announce(chosen)
     assert "none at all" in caplog.text
     made = pool.Pool(chosen, sandbox_lab.LIMITS)
-    first, place, environment, hung, after = sandbox_lab.run(
+    first, place, packages, environment, hung, after = sandbox_lab.run(
         made,
         "x = 1",
         "import os\nos.getcwd()",
+        "import importlib.util as i\n[i.find_spec(n) is None for n in ('numpy', 'pytest')]",
         "dict(os.environ)",
         "max(range(10**12))",
         "1 + 1",
@@ -267,6 +269,7 @@ def test_without_isolation_only_if_told_so(tmp_path, monkeypatch, caplog):
     )
     assert first.outcome == "done"
     assert str(tmp_path) in place.output
+    assert packages.output == "[False, True]\n"
     assert "swordfish" not in environment.output
     assert (hung.outcome, hung.kept) == ("timeout", False)
     assert after.output == "2\n"
@@ -384,9 +387,8 @@ def test_what_is_installed_in_tmp_is_seen_but_not_its_neighbours(interpreters, m
         for place in (shown, hidden):
             place.mkdir()
             (place / "file").write_text("text")
-        monkeypatch.setattr(
-            isolation, "view", lambda **_: walls.View((*seen.paths, str(shown)), seen.links)
-        )
+        more = dataclasses.replace(seen, paths=(*seen.paths, str(shown)))
+        monkeypatch.setattr(isolation, "view", lambda **_: more)
         read = f"import os\nopen('{shown}/file').read(), os.listdir('{folder}')"
         write = f"open('{shown}/file', 'w')"
         shows, refused = sandbox_lab.run(interpreters, read, write)
@@ -396,3 +398,15 @@ def test_what_is_installed_in_tmp_is_seen_but_not_its_neighbours(interpreters, m
         "OSError: [Errno 30] Read-only file system" in refused.error
         or "Permission" in refused.error
     )
+
+
+def test_python_that_is_installed_in_tmp_is_seen_elsewhere(monkeypatch):
+    prefix = pathlib.Path(sys.base_prefix).resolve()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for name in ("bin", "lib"):
+            pathlib.Path(folder, name).mkdir()
+        monkeypatch.setattr(sys, "base_prefix", folder)
+        seen = isolation.view()
+    assert seen.moved["/python/lib"] == f"{folder}/lib"
+    assert seen.inside(f"{folder}/lib/python3.11") == "/python/lib/python3.11"
+    assert not [path for path in seen.paths if path.startswith(("/tmp", str(prefix)))]
