@@ -101,9 +101,11 @@ def trajectories(
     for number, file in enumerate(store.all_files(directory, split)):
         of_batch = place.get(store.key_of(file))
         step = of_batch[0] if of_batch else kept.get(file.parent, math.inf)
-        if not steps or step in steps:
-            found.append((step, of_batch[1] if of_batch else number, of_batch, file))
-    for *_, of_batch, file in sorted(found, key=lambda one: one[:2]):
+        dropped = file.parent.name.endswith("-dropped")  # no part of the step's batch
+        if not steps or (step in steps and not dropped):
+            order = (step, not of_batch, of_batch[1] if of_batch else number)
+            found.append((order, of_batch, file))
+    for _, of_batch, file in sorted(found, key=lambda one: one[0]):
         try:
             trajectory = store.decode(file.read_bytes())
         except FileNotFoundError:  # consumed and covered in this very moment

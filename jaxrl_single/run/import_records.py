@@ -57,6 +57,8 @@ def _of_store(args: argparse.Namespace):
         raise ValueError(f"there is no run here, and no folder {args.split!r} of trajectories")
     steps = own_runs.parse_steps(args.steps)
     yield from own_runs.from_store(args.input, split=args.split, steps=steps, tally=tally)
+    if steps and not tally.records:
+        raise ValueError(f"no trajectory of --steps={args.steps} is left")
     for note in own_runs.notes(tally):
         print(f"note: {note}", file=sys.stderr)
 
