@@ -47,6 +47,6 @@ def _rule(paths: workdir.Workdir) -> str:
         return f"All that went well stay (trajectories.keep=all), {bound}."
     every = section["every_steps"]
     return (
-        f"Those of every {every}th step and of evaluations stay (trajectories.keep=every_nth, "
+        f"Those of steps {every}, {2 * every}, {3 * every} ... stay (trajectories.keep=every_nth, "
         f"trajectories.every_steps={every}), {bound}. {others}."
     )
