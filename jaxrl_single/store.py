@@ -347,7 +347,7 @@ def _decode(data: bytes) -> types.Trajectory:
     header = metadata["trajectory"]
     if metadata["blake2b"] != _checksum(header, arrays):
         raise types.InvalidTrajectory("the file is torn: its checksum does not match")
-    record = json.loads(header)
+    record = {"facts": {}, **json.loads(header)}  # older files have none
     fits = set(types.TOKEN_FIELDS) <= set(arrays) <= set(_ARRAY_FIELDS)
     if sorted(record) != sorted(_PLAIN_FIELDS) or not fits:
         raise types.InvalidTrajectory("its fields are not those of a trajectory")

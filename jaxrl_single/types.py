@@ -7,6 +7,7 @@ There is no prompt/completion split, because an agent's episode alternates betwe
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ NOT_SAMPLED = -1  # policy_versions of tokens that no policy sampled
 LOGPROB_ROUNDING = 1e-5  # a log-prob may exceed 0 by float rounding only
 # Of a reward and of an episode's sum: variances square it and batches add the squares, in float32.
 MAX_REWARD = 1e9
+MAX_FACTS = 32  # names of `Trajectory.facts`, of an episode and of a step's metrics
+FACT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 TOKEN_FIELDS = {
     "tokens": np.int32,
@@ -164,6 +167,7 @@ class Trajectory:
       finish_reasons: one per turn, of FINISH_REASONS.
       success: the evaluator's verdict, None when the environment gives none.
       timings: seconds by name ("sampling", "environment", "total").
+      facts: numbers by name that the environment gave, see `envs.base.StepResult.info`.
       messages: [{"role", "content"}] for people; never used in training.
     """
 
@@ -194,6 +198,7 @@ class Trajectory:
     finish_reasons: tuple[str, ...] = ()
     error: EpisodeError | None = None
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    facts: dict[str, float] = dataclasses.field(default_factory=dict)
     messages: tuple[dict[str, str], ...] = ()
     aux_tokens: np.ndarray | None = None
     aux_logprobs: np.ndarray | None = None

@@ -30,7 +30,9 @@ class StepResult:
       reward: earned by this action; a finite number, at most types.MAX_REWARD to either side of 0.
       terminated: the episode is over by the environment's own rules.
       truncated: the environment had to cut the episode (a sandbox ran out of time).
-      info: "success" (bool) is the evaluator's verdict so far; the last one counts.
+      info: "success" (bool) is the evaluator's verdict so far; the last one counts. Other finite
+        numbers (bools too) of names that types.FACT_NAME matches become metrics env/NAME, the last
+        of an episode; what else is in it stays unread.
       role: who says the observation, of chat.ROLES: "tool", or "user" for a person who answers,
         and for models whose chat template knows no tools.
     """

@@ -8,6 +8,9 @@ weight are added over micro-batches and devices and divided once.
 from __future__ import annotations
 
 import difflib
+import re
+
+from jaxrl_single import types
 
 NAMES: dict[str, str] = {
     # What the agent did.
@@ -149,6 +152,10 @@ NAMES: dict[str, str] = {
     "eval/truncated": "fraction of held-out tasks ended by a limit",
 }
 
+# Of one's own environment: env/NAME, env/NAME_success, env/NAME_failure; the mean of a number of
+# StepResult.info over the episodes, over those that succeed, and over those that fail.
+_FACT = re.compile(f"env/{types.FACT_NAME.pattern}(_success|_failure)?")
+
 HISTOGRAMS = frozenset({"staleness/lengths_trained", "staleness/lengths_dropped"})
 
 
@@ -156,9 +163,14 @@ class UnknownMetric(ValueError):
     """A metric that NAMES does not list."""
 
 
+def is_known(name: str) -> bool:
+    """Whether a metric may have this name."""
+    return name in NAMES or _FACT.fullmatch(name) is not None
+
+
 def check(name: str) -> None:
     """Raises UnknownMetric unless the name is listed; the message offers the nearest one."""
-    if name in NAMES:
+    if is_known(name):
         return
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -45,7 +45,7 @@ def draw(
       CannotPlot: an unknown metric, or a workdir without a step of RL.
       workdir.BrokenFile: metrics.jsonl or evals.jsonl of a run is not what it should be.
     """
-    unknown = [name for name in metrics if name not in names.NAMES]
+    unknown = [name for name in metrics if not names.is_known(name)]
     if unknown:
         raise CannotPlot(f"unknown metrics {unknown}; metrics/names.py lists all")
     if smooth < 1:

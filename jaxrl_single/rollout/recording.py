@@ -29,6 +29,7 @@ class Recording:
       seconds: by name, see `types.Trajectory.timings`.
       success, truncated: see `types.Trajectory`.
       env_name: see `types.Trajectory.env`.
+      facts: see `types.Trajectory.facts`.
     """
 
     def __init__(self):
@@ -39,6 +40,7 @@ class Recording:
         self.success: bool | None = None
         self.truncated = False
         self.env_name = ""
+        self.facts: dict[str, float] = {}
         self._rows = action_rows.ActionRows()
         self._routing = routing.Routing()
         self._terminated = False
@@ -135,6 +137,11 @@ class Recording:
         self.truncated = bool(result.truncated)
         if result.info.get("success") is not None:
             self.success = _checked_success(result.info["success"])
+        self.facts |= _facts(result.info)
+        if len(self.facts) > types.MAX_FACTS:
+            raise ValueError(
+                f"info has given {len(self.facts)} numbers by name, allowed are {types.MAX_FACTS}"
+            )
         if result.terminated:
             self.say(result.role, *filter(None, result.texts))
 
@@ -184,6 +191,7 @@ class Recording:
             finish_reasons=tuple(self._finish_reasons),
             error=error,
             timings=dict(self.seconds),
+            facts=dict(self.facts),
             messages=tuple(self.messages),
         )
 
@@ -255,6 +263,17 @@ def _checked_reward(reward: Any, turn: int) -> float:
             f"must be a finite number, at most {types.MAX_REWARD:g} to either side of 0"
         )
     return value
+
+
+def _facts(info: Mapping[Any, Any]) -> dict[str, float]:
+    """The numbers of an info that become metrics."""
+    found = {}
+    for name, value in info.items():
+        named = isinstance(name, str) and name != "success" and types.FACT_NAME.fullmatch(name)
+        if named and isinstance(value, numbers.Real | np.bool_):
+            with contextlib.suppress(OverflowError, ValueError):
+                found[str(name)] = float(value)
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _checked_success(success: Any) -> bool:

@@ -122,6 +122,7 @@ class Records:
             "eval/turns": _mean([len(e.finish_reasons) for e in sound]),
             "eval/length": _mean([e.num_actions for e in sound]),
             "eval/truncated": _mean([e.truncated for e in sound]),
+            **fact_metrics(sound),
         }
         self.metrics("eval", step, scalars | dict(extra))
         outcomes = {episode.task_id: bool(episode.success) for episode in sound}
@@ -172,7 +173,20 @@ def episode_metrics(trajectories: Sequence[types.Trajectory]) -> dict[str, float
         "episode/length_failure": _mean(by_outcome[False]),
         "episode/truncated": _mean([t.truncated for t in trajectories]),
         "episode/segments": _mean([len(np.unique(t.segment_ids)) for t in trajectories]),
+        **fact_metrics(trajectories),
     }
+
+
+def fact_metrics(trajectories: Sequence[types.Trajectory]) -> dict[str, float]:
+    """Means of what the environment told by name, of the first types.MAX_FACTS names."""
+    found: dict[str, float] = {}
+    every = sorted({name for trajectory in trajectories for name in trajectory.facts})
+    for name in every[: types.MAX_FACTS]:
+        told = [(t.facts[name], t.success) for t in trajectories if name in t.facts]
+        found[f"env/{name}"] = _mean([value for value, _ in told])
+        for verdict, outcome in ((True, "success"), (False, "failure")):
+            found[f"env/{name}_{outcome}"] = _mean([v for v, s in told if s is verdict])
+    return found
 
 
 def staleness_metrics(
