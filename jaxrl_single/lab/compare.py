@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_single import atomic
+from jaxrl_single import atomic, workdir
 from jaxrl_single.algorithms import table
 from jaxrl_single.lab import records as records_lib
 from jaxrl_single.lab import score as score_lib
@@ -79,7 +79,7 @@ def compare_file(
         raise ValueError(f"--set={next(iter(overrides))}: set needs one algorithm, not all")
     reference, rows = compare(records_lib.read(path))
     if output is not None:
-        lines = (json.dumps(_plain(row, reference)) + "\n" for row in rows)
+        lines = (json.dumps(_plain(row, reference), allow_nan=False) + "\n" for row in rows)
         with atomic.replacing(output) as writing:
             writing.write_text("".join(lines), encoding="utf-8")
     return "\n".join(_text(reference, rows))
@@ -103,10 +103,7 @@ def _row(name: str, result: score_lib.Scores | str, signs: np.ndarray) -> Row:
 
 
 def _plain(row: Row, reference: str) -> dict[str, Any]:
-    values = {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in dataclasses.asdict(row).items()
-    }
+    values = workdir.plain(dataclasses.asdict(row))
     return values | {"applicable": not row.missing, "reference": reference}
 
 
