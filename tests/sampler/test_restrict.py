@@ -44,7 +44,7 @@ def _expected(logprobs: np.ndarray, request) -> np.ndarray:
     """The kept set by sorting, in float64; -inf elsewhere."""
     scores = np.asarray(logprobs, np.float64)
     for token, value in request.logit_bias:
-        scores[token] += value
+        scores[token] += value / (request.temperature or 1)  # the row has been divided already
     if request.allowed_token_ids:
         scores[[t for t in range(V) if t not in request.allowed_token_ids]] = -np.inf
     if request.temperature == 0:
@@ -74,6 +74,8 @@ REQUESTS = (
     {"top_k": 30, "top_p": 0.7},
     {"top_k": 30, "top_p": 0.9, "min_p": 0.05},
     {"logit_bias": ((3, 50.0), (5, -100.0), (V - 1, 2.5))},
+    {"logit_bias": ((3, 5.0), (5, -2.0)), "temperature": 0.5, "min_p": 0.2},
+    {"logit_bias": ((3, 5.0),), "temperature": 4.0, "top_k": 3},
     {"allowed_token_ids": (7, 3, 150, 3)},
     {"allowed_token_ids": (7, 3, 150), "logit_bias": ((3, 1.5), (9, 1000.0)), "top_p": 0.9},
     {"logit_bias": ((0, 3.0),), "top_k": 5, "min_p": 0.01},
@@ -101,7 +103,7 @@ def test_what_is_needed():
 
 
 def test_a_slot_forgets_the_request_before():
-    limits = _limits(lab.request(**REQUESTS[14]), lab.request(**REQUESTS[-1]))
+    limits = _limits(lab.request(**REQUESTS[16]), lab.request(**REQUESTS[-1]))
     limits.put(0, lab.request())
     limits.put(1, lab.request(logit_bias=((2, 1.0),)))
     for fresh in (0, 1):
