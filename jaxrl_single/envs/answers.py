@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import re
 
+from jaxrl_single.envs import thoughts
+
 FORMS = ("text", "last_number", "tag", "boxed")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG, _END_TAG = "<answer>", "</answer>"
 _BOX = "\\boxed{"
 # A number, its thousands apart or not: 12, -3.5, .5, 1,234,567, 3.2e-08. A minus right after a
 # digit subtracts, and a point right after a letter or digit ends what is before it.
 _NUMBER = re.compile(
-    r"(?<![\d.])(?:(?<!\d)-)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\w)\.\d+)(?:[eE][+-]?\d+(?!\w))?"
+    r"(?<![\d.])(?:(?<!\d)-)?"
+    r"(?:\d++(?:,\d{3})*+(?:\.\d++)?+|(?<!\w)\.\d++)(?:[eE][+-]?+\d++(?!\w))?+"
 )
 _MINUS = "\N{MINUS SIGN}"
-_END_OF_THOUGHT = "</think>"
 
 
 def extract(text: str, form: str) -> str | None:
     """Finds the answer in a final message; None when there is none of this form.
 
-    What stands before `</think>` is thought and no answer.
+    What the model thinks is no answer, and a message that ends within a thought has none.
 
     Args:
       text: the whole message.
       form: of FORMS. text: all of it; last_number: the last number in it; tag: inside the last
         <answer>...</answer>; boxed: inside the last \\boxed{...}.
     """
-    said = text.rpartition(_END_OF_THOUGHT)[2].strip()
+    said = thoughts.said(text).strip()
     if form == "text":
         return said or None
     if form == "last_number":
         numbers = _NUMBER.findall(said.replace(_MINUS, "-"))
         return numbers[-1].replace(",", "") if numbers else None
     if form == "tag":
-        inside = _TAG.findall(said)
-        return inside[-1].strip() or None if inside else None
+        return _in_last_tag(said)
     return _in_last_box(said)
 
 
@@ -46,6 +47,13 @@ def phrase(answer: str, form: str) -> str:
         "tag": f"<answer>{answer}</answer>",
         "boxed": f"{_BOX}{answer}}}",
     }[form]
+
+
+def _in_last_tag(text: str) -> str | None:
+    start = text.rfind(_TAG, 0, max(0, text.rfind(_END_TAG)))
+    if start < 0:
+        return None
+    return text[start + len(_TAG) : text.find(_END_TAG, start)].strip() or None
 
 
 def _in_last_box(text: str) -> str | None:

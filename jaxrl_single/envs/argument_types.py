@@ -43,6 +43,17 @@ def declared(schema: Any) -> tuple[str, ...]:
     return found or (ANY,)
 
 
+def names(tool: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    """The arguments that a tool declares, None where its schema is unknown or names none."""
+    for schema in tools:
+        found: Any = schema.get("function", schema)
+        if found.get("name") == tool:
+            for name in ("parameters", "properties"):
+                found = found.get(name) if isinstance(found, Mapping) else None
+            return tuple(found) if isinstance(found, Mapping) else None
+    return None
+
+
 def of_argument(tool: str, key: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """The types of an argument of a tool, of which `tools` are JSON schemas."""
     for schema in tools:

@@ -6,7 +6,8 @@
     action        The answer is 14.       no call, so it is the answer and ends the episode
 
 Calls of one action are answered in their order, each by a message of its own. A call that cannot
-be understood is answered by what is wrong with it, and the episode goes on.
+be understood is answered by what is wrong with it, calls after it are not looked at, and the
+episode goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_single import types
-from jaxrl_single.envs import answers, argument_types, base, tool_formats, user_code
+from jaxrl_single.envs import (
+    answers,
+    argument_types,
+    base,
+    tool_formats,
+    tool_reading,
+    user_code,
+)
 
 Check = Callable[[types.Task, str], Awaitable[float]]  # task, answer -> 0 (wrong) to 1 (right)
 Reward = Callable[[types.Task, str | None, float], Awaitable[float]]  # task, answer, score ->
@@ -112,11 +120,12 @@ class ToolEnv:
     async def step(self, action: str) -> base.StepResult:
         """Runs the calls of an action; an action without calls is the answer and is judged."""
         schemas = [tool.schema for tool in self._tools.values()]
-        parsed = self._format.parse(action, schemas)
-        if parsed.error is not None:
-            return self._answer_calls((f"error: {parsed.error}",))
-        if parsed.calls:
-            return self._answer_calls(tuple([await self._run(call) for call in parsed.calls]))
+        parsed = await tool_reading.parse(self._format, action, schemas)
+        if parsed.calls or parsed.error is not None:
+            told = [await self._run(call) for call in parsed.calls]
+            if parsed.error is not None:
+                told.append(f"error: {parsed.error}")
+            return self._answer_calls(tuple(told))
         answer = answers.extract(parsed.text, self._options.answer_form)
         return await self.judge(answer)
 

@@ -108,16 +108,11 @@ MALFORMED = [
     ("hermes", "<tool_call>", "a <tool_call> has no </tool_call>"),
     ("qwen3_coder", "<tool_call>f(1)</tool_call>", "a call is <function=NAME>"),
     ("qwen3_coder", "<function=f><parameter=a>1</parameter>", "up to </function>"),
-    (
-        "qwen3_coder",
-        "<function=f><parameter=a>1</function>",
-        "a parameter of f is <parameter=NAME>",
-    ),
+    ("qwen3_coder", "<function=f><parameter=a>1", "a parameter of f is <parameter=NAME>"),
     ("qwen3_coder", "<function=f>a=1</function>", "a parameter of f is"),
     ("llama3", '<|python_tag|>print("x")', "the call is not JSON"),
     ("llama3", '{"name": "f", "parameters": {"a": }}', "the call is not JSON"),
     ("llama3", '{"name": "f", "parameters": "no"}', '"parameters" of f must be a JSON object'),
-    ("llama3", '{"name": "f", "parameters": {}} ; {"nome": 1}', "a call is a JSON object"),
     ("llama3", '{"type": "function", "parameters": {}}', "a call is a JSON object"),
     ("glm", "<tool_call></tool_call>", "a call is the tool's name"),
     ("glm", '<tool_call>{"name": "f"}</tool_call>', "a call is the tool's name"),
@@ -137,11 +132,16 @@ def test_a_malformed_call_is_an_error_in_words(name, text, reason):
     assert parsed.start == len("Well.\n")
 
 
-def test_one_malformed_call_among_right_ones_runs_nothing():
+def test_calls_before_a_malformed_one_run_and_those_after_it_do_not():
     style = FORMATS["hermes"]
     text = f"{style.render(SUM)}<tool_call>oh</tool_call>{style.render(SUM)}"
-    assert style.parse(text).calls == ()
-    assert "not JSON" in style.parse(text).error
+    parsed = style.parse(text)
+    assert parsed.calls == (SUM,)
+    assert "not JSON" in parsed.error
+    assert (parsed.start, parsed.rest) == (0, text.index("<tool_call>oh"))
+    parsed = FORMATS["llama3"].parse('{"name": "f", "parameters": {}} ; {"nome": 1}')
+    assert parsed.calls == (Call("f", {}),)
+    assert "a call is a JSON object" in parsed.error
 
 
 def test_common_variants_of_json_calls():
@@ -307,7 +307,6 @@ def test_rubbish_never_raises_and_what_is_read_is_json(name):
         text = "".join(rng.choices(pieces, k=rng.randrange(1, 12)))
         text += whole[: rng.randrange(len(whole))]
         parsed = style.parse(text, [SCHEMA] * rng.randrange(2))
-        assert not (parsed.calls and parsed.error)
         for call in parsed.calls:
             assert isinstance(call.name, str)
             assert call.name
