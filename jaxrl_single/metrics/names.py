@@ -23,7 +23,7 @@ NAMES: dict[str, str] = {
     "episode/truncated": "fraction of episodes ended by a limit of turns, tokens or context",
     "episode/segments": "mean number of contexts of an episode; 1 if its past is never rewritten",
     # Episodes without a reward: counted since the step before, whether or not trained later.
-    "errors/total": "episodes that failed since the last line",
+    "errors/total": "episodes that failed since the last line, those of evaluations too",
     "errors/env": "of them, in the environment",
     "errors/tool": "of them, in a tool",
     "errors/reward": "of them, in the reward function",

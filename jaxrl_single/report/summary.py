@@ -49,7 +49,8 @@ def stopped(paths: workdir.Workdir) -> str:
                 f"{where} of {wording.stage(status.stage)}, the same command continues: it begins "
                 "this stage again, and keeps the stages before it"
             )
-        return f"{where} of {wording.stage(status.stage)}, the same command continues"
+        rest = "" if status.stage == "warm_start" else " with the rollouts that it has taken"
+        return f"{where} of {wording.stage(status.stage)}, the same command continues{rest}"
     saved = workdir.newest_checkpoint(paths.stage_checkpoints("rl"))
     step = 0 if saved is None else saved[0]
     if step != status.step:

@@ -18,7 +18,8 @@ from jaxrl_single.metrics import writer as writer_lib
 from jaxrl_single.stages import best as best_lib
 from jaxrl_single.stages import rollouts as rollouts_lib
 
-UNFINISHED = "warm_start.unfinished"  # its checkpoint is of a warm start that was stopped
+# Their checkpoints are of stages that were stopped.
+UNFINISHED = {stage: f"{stage}.unfinished" for stage in ("warm_start", "value_pretraining")}
 _LENGTH_BINS = 12
 _log = logging.getLogger(__name__)
 
@@ -149,8 +150,9 @@ def covered(paths: workdir.Workdir, config: ml_collections.ConfigDict) -> dict[s
     if found := newest("rl"):
         return found[1]["steps"]
     if not newest("warm_start"):
-        shutil.rmtree(paths.stage_checkpoints("value_pretraining"), ignore_errors=True)
-        found = newest(UNFINISHED)
+        for stage in ("value_pretraining", UNFINISHED["value_pretraining"]):
+            shutil.rmtree(paths.stage_checkpoints(stage), ignore_errors=True)
+        found = newest(UNFINISHED["warm_start"])
         return {"warm_start": found[0]} if found else {}
     if found := newest("value_pretraining"):
         return found[1]["steps"]

@@ -109,14 +109,17 @@ class Rollouts:
         self.params_sha256 = weights_base.params_sha256(params)
         self.backend.serve(self.version, params)
 
-    def forget_strangers(self) -> int:
+    def forget_strangers(self, held: Iterable[str] = ()) -> int:
         """Deletes trajectories that no open ticket of the book asked for; returns how many.
+
+        Those of the keys `held` stay.
 
         They come from steps that were lost with a killed process; their tasks are drawn again.
         Attempts that failed are made again, for the cause may have been mended meanwhile.
         """
         self.collect(forgive=True)
-        strangers, self._strangers = self._strangers - set(self._finished.state()), set()
+        stay = {*self._finished.state(), *held}
+        strangers, self._strangers = self._strangers - stay, set()
         self.store.forget(strangers)
         return len(strangers)
 
@@ -263,20 +266,24 @@ class Rollouts:
         staying = self._finished.state()
         return {"book": self.book.state(), "version": self.version, "staying": staying}
 
-    def restore(self, state: dict[str, Any], *, used: Iterable[int]) -> int:
+    def restore(
+        self, state: dict[str, Any], *, used: Iterable[int], held: Sequence[str] = ()
+    ) -> int:
         """Continues from a checkpoint: open tickets come first, finished ones are found again.
 
         Args:
           state: of `state()`.
           used: see `TicketBook.restore`.
+          held: keys of trajectories that were taken and are still needed, until `delete_covered`.
 
         Returns what `forget_strangers` returns.
         """
         self.book.restore(state["book"], used=used)
         self.version = state["version"]
         self._finished.restore(state.get("staying", {}))
-        lost = self.forget_strangers()
+        lost = self.forget_strangers(held)
         self.delete_covered()
+        self._finished.useless(held)
         return lost
 
     def resend(self) -> None:

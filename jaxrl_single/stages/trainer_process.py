@@ -13,7 +13,7 @@ import functools
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from jaxrl_single.stages import (
     rl,
     sampler_process,
     trainer_parts,
+    unfinished,
     value_pretraining,
     waiting,
     warm_start,
@@ -142,7 +143,7 @@ class Trainer:
             if demonstrations.kind(self.config) != "none":
                 params = self._imitate(params)
         checkpoints.save(section.num_steps, params, {})
-        shutil.rmtree(self.paths.stage_checkpoints(records.UNFINISHED), ignore_errors=True)
+        self._finished("warm_start")
         return params
 
     def _imitate(self, params: api.Params) -> api.Params:
@@ -158,7 +159,7 @@ class Trainer:
             placement=self.placement,
             seed=self.config.seed,
             report=functools.partial(self._report, "warm_start", section.num_steps),
-            unfinished=self._checkpoints(records.UNFINISHED),
+            unfinished=self._checkpoints(records.UNFINISHED["warm_start"]),
         )
 
     def _value_pretraining(self, policy_params: api.Params) -> state_lib.TrainState:
@@ -169,23 +170,44 @@ class Trainer:
             critic_params, metadata = checkpoints.restore(critic_params)
             self._restore_rollouts(metadata, policy_params)
             return self._fresh_state(policy_params, critic_params)
-        self._reset_rollouts()
-        self.rollouts.publish(jax.device_get(policy_params), step=0)
-        self.rollouts.request_evaluation(
-            "warm_start@0", num_tasks=config.eval.num_tasks, version=self.rollouts.version
-        )
-        if self.algorithm.needs_critic and section.max_steps:
-            critic_params = self._pretrain_critic(critic_params)
-        episodes = self.rollouts.take_evaluation("warm_start@0", wait=True)
+        taken = self._taken_before(policy_params)
+        try:
+            if self.algorithm.needs_critic and section.max_steps:
+                critic_params = self._pretrain_critic(critic_params, taken)
+            episodes = self.rollouts.take_evaluation("warm_start@0", wait=True)
+        except waiting.Stopped:
+            stage = records.UNFINISHED["value_pretraining"]
+            unfinished.save(self._checkpoints(stage), taken, self._metadata())
+            raise
         self._record_evaluation("warm_start", 0, policy_params, episodes)
         checkpoints.save(0, critic_params, self._metadata())
+        self._finished("value_pretraining")
         self.rollouts.delete_covered()
         return self._fresh_state(policy_params, critic_params)
 
-    def _pretrain_critic(self, critic_params: api.Params) -> api.Params:
+    def _taken_before(self, policy_params: api.Params) -> list[types.Trajectory]:
+        """Rollouts of the warm policy that a start which was stopped had taken already."""
+        stage, purpose = records.UNFINISHED["value_pretraining"], "warm_start@0"
+        metadata = None
+        if self.paths.stage_checkpoints(stage).exists():
+            metadata = unfinished.metadata(self._checkpoints(stage))
+        if metadata is None:
+            self._reset_rollouts()
+            self.rollouts.publish(jax.device_get(policy_params), step=0)
+        else:
+            self._restore_rollouts(metadata, policy_params, held=metadata["taken"])
+        if purpose not in self.rollouts.open_evaluations():
+            self.rollouts.request_evaluation(
+                purpose, num_tasks=self.config.eval.num_tasks, version=self.rollouts.version
+            )
+        return unfinished.read(self.rollouts.store, metadata["taken"]) if metadata else []
+
+    def _pretrain_critic(
+        self, critic_params: api.Params, trajectories: list[types.Trajectory]
+    ) -> api.Params:
+        """Trains the critic; what it takes is added to the trajectories that are there."""
         section, purpose = self.config.value_pretraining, "value_pretraining"
         self._say(purpose, 0, section.max_steps, "sampling rollouts of the warm policy")
-        trajectories = []
         while (missing := section.num_trajectories - len(trajectories)) > 0:
             size = min(missing, self.config.batch.num_trajectories)
             taken = self.rollouts.take(size, purpose=purpose, wanted=missing, whole_groups=False)
@@ -238,11 +260,14 @@ class Trainer:
         self._restore_rollouts(metadata, state.policy_params)
         return state
 
-    def _restore_rollouts(self, metadata: dict[str, Any], params: api.Params) -> None:
+    def _restore_rollouts(
+        self, metadata: dict[str, Any], params: api.Params, *, held: Sequence[str] = ()
+    ) -> None:
         self.keeper.forget_after(metadata["steps"].get("rl") or 0)
         used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
         # Numbers name the randomness: sync mode repeats them, local mode never does.
-        lost = self.rollouts.restore(metadata["rollouts"], used=() if self.sync else used)
+        used = () if self.sync else used
+        lost = self.rollouts.restore(metadata["rollouts"], used=used, held=held)
         self.rollouts.forget_evaluations(self._known_evaluations)
         if lost:
             _log.warning(
@@ -353,6 +378,11 @@ class Trainer:
     def pack_evaluation(self, episodes: list[types.Trajectory]) -> token_batch.TokenBatch:
         """A batch on the devices of what evaluations record: tokens, and the choice of experts."""
         return self.placement.batch(self._pack_evaluation(episodes))
+
+    def _finished(self, stage: str) -> None:
+        """A stage has its checkpoint: what was kept of it while it was unfinished may go."""
+        directory = self.paths.stage_checkpoints(records.UNFINISHED[stage])
+        shutil.rmtree(directory, ignore_errors=True)
 
     def _checkpoints(self, stage: str) -> checkpoint_lib.Checkpoints:
         return checkpoint_lib.Checkpoints(

@@ -6,8 +6,8 @@ import types as namespace
 import pytest
 import rollouts_lab as lab
 
-from jaxrl_single import types
-from jaxrl_single.stages import rl, waiting
+from jaxrl_single import checkpoint, types
+from jaxrl_single.stages import rl, unfinished, waiting
 from jaxrl_single.weights import filesystem
 
 
@@ -110,3 +110,26 @@ def test_an_evaluation_is_recorded_although_its_weights_are_gone(tmp_path):
     weights = filesystem.FileWeights(tmp_path, lab.RUN)
     loop = namespace.SimpleNamespace(fetch=lambda version: weights.fetch(version)[0])
     assert rl._mismatch(loop, 3, []) == {}
+
+
+def test_rollouts_that_a_stopped_stage_has_taken_are_read_again(tmp_path):
+    """Each task once, whether it was taken before the stop or after it."""
+    tasks = [lab.task(i) for i in range(100)]
+    made, _ = lab.make(tmp_path, tasks)
+    made.publish(lab.PARAMS, step=0)
+    taken = made.take(4, purpose="value_pretraining").trajectories
+    noted = checkpoint.Checkpoints(tmp_path / "unfinished", keep=1)
+    unfinished.save(noted, taken, {"rollouts": made.state()})
+
+    again, _ = lab.make(tmp_path, tasks)
+    metadata = unfinished.metadata(noted)
+    again.restore(metadata["rollouts"], used=(), held=metadata["taken"])
+    found = unfinished.read(again.store, metadata["taken"])
+    assert [one.key for one in found] == [one.key for one in taken]
+    again.publish(lab.PARAMS, step=0)
+    again.resend()
+    later = again.take(8, purpose="value_pretraining").trajectories
+    assert len({one.task_id for one in (*found, *later)}) == 12
+    assert again.book.counts()["trained"] == 12
+    again.delete_covered()
+    assert not {one.key for one in (*found, *later)} & set(again.store.keys())
