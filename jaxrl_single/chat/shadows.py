@@ -115,15 +115,15 @@ class Shadows:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         is_trace = (codes >= _TRACES) & (codes < _TRACES + _PLANE)
         left = set((codes[is_trace] - _TRACES).tolist())
-        codes = codes[~is_trace].copy()
-        origins = np.zeros(len(codes), np.int8)
+        codes = codes[~is_trace]
+        found, origins = codes.copy(), np.zeros(len(codes), np.int8)
         for kind in (CONTENT, SAID):
             basic = (codes >= _BASIC[kind]) & (codes < _BASIC[kind] + _PLANE)
             rest = (codes >= _REST[kind]) & (codes < _REST[kind] + _PLANE)
             origins[basic | rest] = kind
-            codes[basic] -= _BASIC[kind]
-            codes[rest] = [self._clear[code] for code in codes[rest].tolist()]
-        clear = codes.tobytes().decode("utf-32-le", "surrogatepass")
+            found[basic] -= _BASIC[kind]
+            found[rest] = [self._clear[code] for code in codes[rest].tolist()]
+        clear = found.tobytes().decode("utf-32-le", "surrogatepass")
         missing = [name for number, name in enumerate(self._traces) if number not in left]
         return Shown(clear, origins), missing
 
