@@ -112,12 +112,12 @@ def _prepare(
     """
     notices, plan = _check(config)
     devices.check_mesh(plan, config.trainer.mesh.to_dict())
-    changed: list[str] = []
+    changed, started_from = [], _check_warm_start(config, root)
     if root is not None:
         paths = workdir.Workdir(root)
         workdir_config.check_place(paths)
         changed, _ = provenance.compare(paths, config.to_dict(), accepted=accept_changed)
-    told = [*changed, *notices, *_check_warm_start(config, root), plan.message]
+    told = [*changed, *notices, *started_from, plan.message]
     return plan, list(filter(None, told))
 
 
@@ -244,6 +244,12 @@ def _check_warm_start(config: ml_collections.ConfigDict, root: str | None) -> li
         raise check_config.ConfigError(
             f"warm_start.workdir is {warm.workdir!r}, where no warm start is finished"
         )
+    if warm.workdir:
+        other = provenance.other_tokenizer(workdir.Workdir(warm.workdir), config.to_dict())
+        if other:
+            raise check_config.ConfigError(
+                f"warm_start.workdir is {warm.workdir!r}, of another {'; '.join(other)}"
+            )
     try:
         return demonstrations.check(config)
     except (ValueError, OSError) as error:

@@ -59,6 +59,8 @@ def compare(
     """`check` without writing anything: the lines for people, and the record to be kept."""
     now, record = parts(config), read(paths)
     begun = workdir.has_checkpoint(paths)
+    if record and begun:
+        now["demonstrations"] = record["parts"]["demonstrations"] | now["demonstrations"]
     changes = _changes(record["parts"], now) if record and begun else {}
     refused = [line for part in changes if part not in accepted for line in changes[part]]
     if refused:
@@ -112,13 +114,24 @@ def verify(paths: workdir.Workdir, config: Mapping[str, Any]) -> None:
       ValueError, OSError: as of `parts`.
     """
     record = read(paths)
-    changes = _changes(record["parts"], _of_processes(config)) if record else {}
+    now = _of_processes(config)
+    del now["demonstrations"]
+    changes = _changes(record["parts"], now) if record else {}
     if changes:
         lines = "\n".join(f"  {line}" for part in changes for line in changes[part])
         raise workdir_config.WorkdirConflict(
             f"while {paths.root} ran, something that it is made of was changed:\n{lines}\n"
             "Put it back, and run the same command again"
         )
+
+
+def other_tokenizer(paths: workdir.Workdir, config: Mapping[str, Any]) -> list[str]:
+    """Where the tokenizer of another run differs from that of a config, in lines for people."""
+    record = read(paths)
+    if record is None:
+        return []
+    now = {"tokenizer": _of_processes(config)["tokenizer"]}
+    return _changes(record["parts"], now).get("tokenizer", [])
 
 
 def read(paths: workdir.Workdir) -> dict[str, Any] | None:
@@ -143,9 +156,11 @@ def _of_processes(config: Mapping[str, Any]) -> Parts:
     flat = workdir_config.flatten(workdir.plain(config))
     found: Parts = {part: {} for part in ("tasks", "demonstrations", "tokenizer", "template")}
     for name in workdir_config.FILE_FIELDS:
-        if flat.get(name):
-            part = "tasks" if name.startswith("env.") else "demonstrations"
-            found[part][name] = _of_tasks_file(pathlib.Path(flat[name]).expanduser())
+        file = pathlib.Path(flat.get(name) or "").expanduser()
+        if name.startswith("env.") and flat.get(name):
+            found["tasks"][name] = _of_tasks_file(file)
+        elif file.is_file():  # nobody needs it any more once the warm start is done
+            found["demonstrations"][name] = _of_tasks_file(file)
     if flat.get("env.dataset"):
         version = importlib.metadata.version("reasoning-gym")
         found["tasks"]["reasoning-gym"] = {"digest": f"version {version}"}

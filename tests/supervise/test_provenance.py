@@ -113,3 +113,16 @@ def test_a_large_file_is_read_again_when_its_time_was_set_back(tmp_path, monkeyp
     file.write_bytes(b"b" * (1 << 20))
     os.utime(file, ns=times)
     assert digest.of_file(file) != first
+
+
+def test_demonstrations_are_not_needed_once_they_were_imitated(place, tmp_path):
+    demos = tmp_path / "demos.jsonl"
+    demos.write_text("{}\n")
+    given = config(place, warm_start__demonstrations_file=str(demos))
+    provenance.check(place, given)
+    demos.write_text("{} \n")
+    with pytest.raises(workdir_config.WorkdirConflict, match=r"demonstrations: warm_start\."):
+        provenance.check(place, given)
+    demos.unlink()
+    assert provenance.check(place, given) == []
+    provenance.verify(place, given)
