@@ -1,13 +1,13 @@
 """Scores trajectories of a run again, under weights of that run, for run.score.
 
-    python -m jaxrl_single.run.rescore WORKDIR --output=RECORDS.jsonl [--step=K | --version=N]
+    python -m jaxrl_single.run.rescore WORKDIR --output=RECORDS.jsonl [--step=K | --version=N|best]
         [--trajectories=10,20] [--split=train|eval]
 
 Takes the trajectories that are left of the run, or of them those that the named steps trained, and
 writes them as records (jaxrl_single/lab/records.py) with the policy's log-probs and entropies, the
 critic's values, the log-probs of the reference (the policy that RL began with), and the policy's
 log-probs of what the sampler recorded beside the tokens. The weights are those of the newest
-checkpoint, of the checkpoint of step K, or of a published version of the policy.
+checkpoint, of the checkpoint of step K, or of a published or the best version of the policy.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 from jaxrl_single import atomic, types, workdir
 from jaxrl_single.lab import own_runs
 from jaxrl_single.report import left
-from jaxrl_single.run import child_process, command_line
+from jaxrl_single.run import child_process, command_line, run_source
 
 
 def main() -> int:
@@ -29,7 +29,9 @@ def main() -> int:
     parser.add_argument("--output", required=True, metavar="RECORDS.jsonl")
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument("--step", type=int, help="of a checkpoint; 0: what RL began with")
-    weights.add_argument("--version", type=int, help="of the policy; the critic is the newest")
+    weights.add_argument(
+        "--version", type=run_source.version, metavar="N|best", help="the critic is the newest"
+    )
     parser.add_argument("--trajectories", default="", metavar="STEPS", help="default: all left")
     parser.add_argument("--split", choices=types.SPLITS, default="train")
     args = parser.parse_args()

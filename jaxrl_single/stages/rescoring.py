@@ -13,9 +13,8 @@ import numpy as np
 from jaxrl_single import checkpoint as checkpoint_lib
 from jaxrl_single import param_tree, types, workdir
 from jaxrl_single.models import api
-from jaxrl_single.stages import build, run_weights, sampler_process, warm_start
+from jaxrl_single.stages import build, run_weights, warm_start
 from jaxrl_single.trainer import score
-from jaxrl_single.weights import filesystem
 
 # Fields of a record by what the sampler recorded of draws and rows.
 _ROWS = {f"{kind}_logprobs": f"{kind}_policy_logprobs" for kind in ("aux", "topk", "full")}
@@ -42,13 +41,14 @@ def weights_of(
     paths: workdir.Workdir,
     *,
     step: int | None = None,
-    version: int | None = None,
+    version: int | str | None = None,
 ) -> Weights:
     """Weights of a run, in host memory.
 
     Args:
       step: of a checkpoint of RL, 0 for those that RL begins with; None = the newest.
-      version: of the policy, that was published, instead of a step's; the critic is the newest.
+      version: of the policy instead of a step's, as `run_weights.find` takes it; the critic is the
+        newest.
 
     Raises:
       ValueError: no such checkpoint, or nothing was trained yet.
@@ -70,9 +70,9 @@ def weights_of(
         reference = _part(warm, workdir.checkpoint_steps(warm)[-1], "")
     policy, where = _part(rl, step, "policy_params/") if step else reference, f"step {step}"
     if version is not None:
-        directory = sampler_process.weights_directory(config, paths)
-        policy = filesystem.FileWeights(directory, workdir.run_id_of(paths)).fetch(version)[0]
-        where = f"version {version}, critic of {where}"
+        found = run_weights.find(config, paths, version=version)
+        policy = jax.tree.map(lambda tensor: tensor[...], found.params)
+        where = f"{found.where}, critic of {where}"
     return Weights(where, policy, reference, _critic(config, paths, step))
 
 

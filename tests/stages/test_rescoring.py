@@ -95,6 +95,7 @@ def test_a_second_scoring_finds_what_the_step_found(sao, monkeypatch, tmp_path):
     for choice, names in (
         ("--step=2", ("policy_logprobs", "policy_entropies")),
         ("--version=2", ("policy_logprobs", "policy_entropies")),
+        ("--version=best", ()),
         ("--step=3", ("values",)),
     ):
         output = tmp_path / "again.jsonl"
