@@ -51,7 +51,7 @@ def load(name: str, field: str) -> Any:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise ValueError(
-            f"{field} is {name!r}, but it cannot be imported: {user_code.line(error)}; expected "
+            f"{field} is {name!r}, but it cannot be imported: {user_code.place(error)}; expected "
             "'package.module:name' with the package on PYTHONPATH"
         ) from error
 

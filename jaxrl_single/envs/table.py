@@ -94,7 +94,7 @@ def _load(name: str) -> EnvSpec:
         spec = factory()
     except Exception as error:
         raise ValueError(
-            f"env.name is {name!r}, and calling it failed: {user_code.line(error)}"
+            f"env.name is {name!r}, and calling it failed: {user_code.place(error)}"
         ) from error
     if not isinstance(spec, EnvSpec):
         raise ValueError(

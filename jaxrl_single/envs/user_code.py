@@ -203,6 +203,13 @@ def line(error: BaseException) -> str:
         return f"{kind} (its text can't be had: {type(failure).__name__})"
 
 
+def place(error: BaseException) -> str:
+    """The last line of a traceback and where in the code it was raised, in one sentence."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{line(error)}{where}"
+
+
 def writable(text: str, limit: int) -> str:
     """At most about `limit` characters of a text, halves of characters spelled out."""
     return shorten(text, limit).encode("utf-8", "backslashreplace").decode()

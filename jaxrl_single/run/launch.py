@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 import ml_collections
 
 from jaxrl_single import types, workdir
+from jaxrl_single.envs import own_code, user_code
 from jaxrl_single.envs import table as env_table
 from jaxrl_single.models import pretrained
 from jaxrl_single.report import progress, summary
@@ -148,6 +149,12 @@ def _check_world(config: ml_collections.ConfigDict) -> list[str]:
         return [spec.notice(section), *_of_counts(config, {s: len(t) for s, t in tasks.items()})]
     except (ValueError, OSError) as error:
         raise check_config.ConfigError(f"env: {error}") from error
+    except BaseException as error:
+        if not own_code.is_own(config.env.name) or isinstance(error, KeyboardInterrupt):
+            raise
+        raise check_config.ConfigError(
+            f"env: env.name is {config.env.name!r}, and it failed: {user_code.place(error)}"
+        ) from error
 
 
 def _of_counts(config: ml_collections.ConfigDict, counts: dict[str, int]) -> Iterator[str]:

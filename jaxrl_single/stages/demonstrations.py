@@ -252,11 +252,10 @@ def _replay_messages(fields: dict[str, Any], record: recording.Recording, reader
             template_args=reader.template_args,
         )
 
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, after = render(place, to_act=True), render(place + 1, to_act=False)
-        action = _action(before, after, reader)
+    places = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    read = [render(place, to_act=True) for place in places]
+    for place, before, following in itertools.zip_longest(places, read, read[1:]):
+        action = _action(before, render(place + 1, to_act=False), following or [], reader)
         if action is None:
             raise ValueError(
                 f"message {place}: the chat template does not show this turn of the assistant "
@@ -290,14 +289,23 @@ def _messages(messages: Any, reader: _Reader) -> list[dict[str, Any]]:
     return messages if roles[0] == "system" else [*system, *messages]
 
 
-def _action(before: list[int], after: list[int], reader: _Reader) -> list[int] | None:
-    """The turn that follows `before`, with the token that ends it."""
+def _action(
+    before: list[int], after: list[int], following: list[int], reader: _Reader
+) -> list[int] | None:
+    """The turn that follows `before`, with the token that ends it.
+
+    Some templates end a turn by the name of whoever speaks next: `following` is what the turn after
+    it reads, [] for the last one.
+    """
     if after[: len(before)] != before:
         return None
-    said = after[len(before) :]
+    said, stops = after[len(before) :], reader.text.stop_token_ids
     for place, token in enumerate(said):
-        if token in reader.text.stop_token_ids:
+        if token in stops:
             return said[: place + 1]
+    behind = following[len(after) : len(after) + 1]
+    if following[: len(after)] == after and behind and behind[0] in stops:
+        return [*said, *behind]
     return [*said, reader.closing_id]
 
 

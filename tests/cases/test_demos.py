@@ -1,6 +1,7 @@
 """What code of others throws or gives is the error of its episode, never the end of the run."""
 
 import asyncio
+import dataclasses
 import importlib
 import json
 
@@ -9,6 +10,7 @@ import pytest
 from jaxrl_single import store as store_lib
 from jaxrl_single import types, wire
 from jaxrl_single.envs import base, calculator, chat
+from jaxrl_single.envs import table as env_table
 from jaxrl_single.rollout import episode, scheduler
 from jaxrl_single.run import launch
 
@@ -166,3 +168,25 @@ def test_c35_without_a_warm_start_the_dry_run_says_where_rl_starts(tmp_path, cap
     config.warm_start.num_steps = 0
     assert launch.dry_run(config) == 0
     assert "RL starts from a model of random weights" in capsys.readouterr().out
+
+
+def breaks_in_tasks():
+    def fail(section, split, seed):
+        raise SystemExit("no tasks today")
+
+    return dataclasses.replace(env_table.get("calculator"), make_tasks=fail)
+
+
+def breaks_at_once():
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("name", ["breaks_in_tasks", "breaks_at_once"])
+def test_an_environment_that_breaks_before_the_run_is_told_in_one_sentence(tmp_path, capsys, name):
+    config = importlib.import_module("configs.tiny_sao").get_config("tiny")
+    config.env.name = f"tests.cases.test_demos:{name}"
+    assert launch.run(config, str(tmp_path / "run")) == 2
+    told = capsys.readouterr().err
+    assert "test_demos.py, line " in told
+    assert len(told.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
