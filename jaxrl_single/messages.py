@@ -63,7 +63,7 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     role = _OTHER_NAMES.get(role, role)
     if role not in ROLES:
         allowed = ", ".join(sorted((*ROLES, *_OTHER_NAMES)))
-        raise ValueError(f"{where}: role is {role!r}; allowed are {allowed}")
+        raise ValueError(f"{where}: role is {role!r}, allowed are {allowed}")
     found = {name: value for name, value in message.items() if value is not None}
     calls = found.pop("tool_calls", None) or _old_call(found)
     if role in ("system", "user") and "content" not in message:

@@ -28,6 +28,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from jaxrl_single import messages as messages_lib
 from jaxrl_single import types, wire
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.envs import chat, user_code
@@ -35,7 +36,6 @@ from jaxrl_single.envs import table as env_table
 from jaxrl_single.rollout import episode, recording
 from jaxrl_single.stages import world as world_lib
 
-_ROLES = ("system", "user", "assistant", "tool")
 _FIT, _CUT, _LEFT_OUT, _ERRORS = "whole", "cut", "left out", "errors"
 _CHECKED_TASKS = 1000  # of a file, for a script that may not know how to play them
 
@@ -270,11 +270,9 @@ def _replay_messages(fields: dict[str, Any], record: recording.Recording, reader
 def _messages(messages: Any, reader: _Reader) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise ValueError("`messages` must be a list of {role, content}")
+    messages = messages_lib.normalise(messages)
     for place, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            found = message.get("role") if isinstance(message, dict) else message
-            raise ValueError(f"message {place}: role is {found!r}, allowed are {_ROLES}")
-        silent = message.get("content") in (None, "", []) and not message.get("tool_calls")
+        silent = not message["content"] and not message.get("tool_calls")
         if message["role"] == "assistant" and silent:
             raise ValueError(f"message {place}: the assistant says and calls nothing")
     roles = [message["role"] for message in messages]

@@ -136,7 +136,7 @@ USER, SAID = SUM[0], SUM[1]
         ("[1]", "line 2: expected an object with `messages`"),
         ({"question": "1+2"}, "line 2: expected an object with `messages`"),
         ({"messages": []}, "must be a list of {role, content}"),
-        ({"messages": ["hello"]}, "message 0: role is 'hello', allowed are"),
+        ({"messages": ["hello"]}, r"messages[0] must be an object with a role"),
         ({"messages": [{"role": "asistant", "content": "x"}]}, "role is 'asistant', allowed are"),
         ({"messages": [USER]}, "nothing to imitate"),
         ({"messages": [SAID]}, "message 0 is of the assistant"),
