@@ -87,6 +87,11 @@ def take_apart(text: str, calls: Calls | None, *, thinking: bool = False) -> Mes
     return dataclasses.replace(rest, thoughts=[(0, place), *rest.thoughts])
 
 
+def begun(prompt: str) -> bool:
+    """Whether a prompt ends within a thought, as templates of models that always think do."""
+    return prompt.rstrip().endswith(OPEN)
+
+
 def said(text: str) -> str:
     """A message without its thoughts, of a model that calls nothing."""
     return "".join(text[start:end] for start, end in take_apart(text, None).said)

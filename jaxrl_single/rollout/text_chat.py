@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxrl_single.chat import shadows
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.envs import chat
+from jaxrl_single.envs import chat, thoughts
 
 ON_REWRITE = ("segment", "append")
 
@@ -71,13 +71,20 @@ class TextChat:
         self._tools = list(tools) or None
         self._template_args = dict(template_args)
         self._closing = self._closing_id()
+        asked = self.show([*self._first, {"role": "user", "content": "?"}])
+        self.thinks = thoughts.begun(asked.text)  # the prompt begins a thought
 
     def dialogue(self) -> TextDialogue:
         """See `chat.Chat`."""
         return TextDialogue(self, self._first)
 
     def action_ids(self, text: str) -> list[int]:
-        """See `chat.Chat`. Tags of thoughts and calls become tokens; all else is text."""
+        """See `chat.Chat`. Tags of thoughts and calls become tokens; all else is text.
+
+        A thought that the prompt has begun ends before what is said.
+        """
+        if self.thinks and thoughts.CLOSE not in text:
+            text = f"\n{thoughts.CLOSE}\n\n{text}"
         return [*self.text.said_ids(text), self._closing]
 
     def save(self, path: str | os.PathLike) -> None:
@@ -132,14 +139,18 @@ class TextDialogue:
         return self._chat.text.ids_of(shown)
 
     def act(self, token_ids: Sequence[int]) -> str:
-        """See `chat.Dialogue`; special tokens within the action are part of its text."""
+        """See `chat.Dialogue`; special tokens within the action are part of its text.
+
+        What a thought begins with is told, too, where the prompt has it.
+        """
         stopped = bool(token_ids) and token_ids[-1] in self._chat.stop_token_ids
         self._stop_id = token_ids[-1] if stopped else None
         said = token_ids[:-1] if stopped else token_ids
         action = self._chat.text.sampled(said)
         self._messages.append({"role": "assistant", "content": action})
         self._action = str(action)
-        return self._action
+        begun = self._chat.thinks and not self._action.lstrip().startswith(thoughts.OPEN)
+        return thoughts.OPEN + self._action if begun else self._action
 
     def observe(self, *texts: str, role: str = "tool") -> chat.Observed:
         """See `chat.Dialogue`.

@@ -82,11 +82,11 @@ def full_text(text: text_lib.Text, call: openai_api.Call, completion: wire.Compl
     return found.partition(reason)[0] if isinstance(reason, str) and reason else found
 
 
-def choice(
+async def choice(
     text: text_lib.Text, call: openai_api.Call, index: int, completion: wire.Completion
 ) -> dict[str, Any]:
     """One entry of `choices` of a body."""
-    found = openai_tools.read(
+    found = await openai_tools.read(
         call.tools, full_text(text, call, completion), completion.finish_reason
     )
     said = {"message": openai_tools.message(found)} if call.chat else {"text": found.text}

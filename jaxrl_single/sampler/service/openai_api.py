@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
-from jaxrl_single.envs import tool_formats
+from jaxrl_single.envs import thoughts, tool_formats
 from jaxrl_single.sampler.service import fields as fields_lib
 from jaxrl_single.sampler.service import http_errors, openai_prompts, openai_tools
 
@@ -175,6 +175,9 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
     found = fields_lib.Fields(body)
     prompt, schemas = openai_prompts.of_chat(found, text)
     tools = openai_tools.of_call(found, schemas, limits.tool_format)
+    if tools is not None:
+        shown = text.decode(prompt[-_THINK_TOKENS:], keep_special=True)
+        tools = dataclasses.replace(tools, thinking=thoughts.begun(shown))
     found.refuse_unless(_NEUTRAL_CHAT)
     logprobs = found.boolean("logprobs")
     top = _alternatives(found, "top_logprobs", 0, limits)
@@ -197,7 +200,7 @@ def chat_call(body: dict[str, Any], text: text_lib.Text, limits: Limits) -> Call
         call,
         tools=tools,
         keep_special=call.keep_special or tools is not None,
-        forced=_forced(body.get("tool_choice"), tools, schemas, prompt, text, max_tokens),
+        forced=_forced(body.get("tool_choice"), tools, schemas, text, max_tokens),
     )
 
 
@@ -205,15 +208,13 @@ def _forced(
     choice: Any,
     tools: openai_tools.Tools | None,
     schemas: list[dict[str, Any]],
-    prompt: list[int],
     text: text_lib.Text,
     max_tokens: int,
 ) -> tuple[int, ...]:
     beginning = openai_tools.beginning(choice, tools, schemas)
     if not beginning:
         return ()
-    shown = text.decode(prompt[-_THINK_TOKENS:], keep_special=True)
-    if shown.rstrip().endswith("<think>"):  # a call that is only thought of would be none
+    if tools is not None and tools.thinking:  # a call that is only thought of would be none
         beginning = f"\n</think>\n\n{beginning}"
     forced = tuple(text.tokenise(beginning))
     if len(forced) >= max_tokens:

@@ -61,7 +61,7 @@ async def score(
     return await asyncio.gather(*map(one, scoring))
 
 
-def choice(
+async def choice(
     text: text_lib.Text,
     call: openai_api.Call,
     index: int,
@@ -69,7 +69,7 @@ def choice(
     answer: wire.Completion,
 ) -> dict[str, Any]:
     """One entry of `choices`: text and log-probs of the prompt stand before those of the answer."""
-    found = openai_answers.choice(text, call, index, answer)
+    found = await openai_answers.choice(text, call, index, answer)
     prompt = openai_answers.prompt_of(call, index)
     found["text"] = text.decode(prompt, keep_special=call.keep_special) + found["text"]
     if call.logprobs:

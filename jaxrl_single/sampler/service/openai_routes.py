@@ -84,7 +84,7 @@ class OpenAiRoutes:
             choices, completions = await self._with_prompts(call, engine, completions)
         else:
             choices = [
-                openai_answers.choice(self._text, call, index, completion)
+                await openai_answers.choice(self._text, call, index, completion)
                 for index, completion in enumerate(completions)
             ]
         return http_errors.json_response(openai_answers.body(call, head, choices, completions))
@@ -99,7 +99,7 @@ class OpenAiRoutes:
             scored = await openai_echo.score(engine, scoring)
         completions = completions or [openai_echo.NOTHING] * len(call.prompts) * call.num_choices
         choices = [
-            openai_echo.choice(self._text, call, index, scored, completion)
+            await openai_echo.choice(self._text, call, index, scored, completion)
             for index, completion in enumerate(completions)
         ]
         return choices, completions

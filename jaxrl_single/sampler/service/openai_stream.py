@@ -74,7 +74,7 @@ class Stream:
                 return
             else:
                 completions[index] = found.result()
-                chunk = self._choices[index].end(found.result())
+                chunk = await self._choices[index].end(found.result())
             if chunk is not None:
                 yield self._event(chunk)
         if self._call.include_usage:
@@ -133,10 +133,10 @@ class _Choice:
             found |= {"token_ids": part.tokens} | openai_answers.training_fields(part)
         return self._chunk(piece) | found if piece or found else None
 
-    def end(self, completion: wire.Completion) -> dict[str, Any]:
+    async def end(self, completion: wire.Completion) -> dict[str, Any]:
         """The last chunk, of no token: `more` has had them all."""
         whole = openai_answers.full_text(self._text, self._call, completion)
-        found = openai_tools.read(self._call.tools, whole, completion.finish_reason)
+        found = await openai_tools.read(self._call.tools, whole, completion.finish_reason)
         last = self._chunk(self._stream.finish(found.text), calls=openai_tools.delta(found))
         return last | openai_answers.ending(completion) | openai_tools.finish(found)
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_single.envs import tool_formats
+from jaxrl_single.envs import tool_formats, tool_reading
 from jaxrl_single.sampler.service import fields as fields_lib
 from jaxrl_single.sampler.service import http_errors
 
@@ -31,11 +31,13 @@ class Tools:
       tool_format: how the model writes calls.
       schemas: of the tools.
       parallel: whether it may be several at once; else the first is taken.
+      thinking: the prompt ends within a thought, which the answer goes on with.
     """
 
     tool_format: tool_formats.Format
     schemas: tuple[dict[str, Any], ...]
     parallel: bool
+    thinking: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Answer:
     """An answer's text and calls.
 
     Attributes:
-      text: all of it if there are no calls, else what comes before them.
+      text: all of it if there are no calls, else what comes before them, and a malformed call
+        after them with all that follows it.
       calls: entries of `tool_calls`.
     """
 
@@ -137,15 +140,18 @@ def of_call(
     return Tools(tool_format, tuple(schemas), parallel)
 
 
-def read(tools: Tools | None, text: str, finish_reason: str) -> Answer:
+async def read(tools: Tools | None, text: str, finish_reason: str) -> Answer:
     """Looks for calls in a whole answer; one that was cut has none."""
     if tools is None or finish_reason != "stop":
         return Answer(text)
-    found = tools.tool_format.parse(text, tools.schemas)
+    found = await tool_reading.parse(
+        tools.tool_format, text, tools.schemas, thinking=tools.thinking
+    )
     if not found.calls:
         return Answer(text)
     calls = found.calls if tools.parallel else found.calls[:1]
-    return Answer(text[: found.start], tuple(_entry(call) for call in calls))
+    rest = "" if found.rest is None else text[found.rest :]
+    return Answer(text[: found.start] + rest, tuple(_entry(call) for call in calls))
 
 
 def message(answer: Answer) -> dict[str, Any]:
