@@ -95,6 +95,10 @@ def _read_line(line: str, where: str, default_id: str) -> types.Task:
         raise InvalidTasks(
             f"{where}: not JSON ({error.msg} at column {error.colno}): {line[:60]!r}"
         ) from error
+    except (ValueError, RecursionError) as error:  # numbers and brackets beyond all measure
+        raise InvalidTasks(
+            f"{where}: not JSON that can be read ({error}): {line[:60]!r}"
+        ) from error
     if not isinstance(fields, dict):
         raise InvalidTasks(
             f"{where}: is a {type(fields).__name__}, expected an object with {list(REQUIRED)}"
@@ -110,6 +114,10 @@ def _read_line(line: str, where: str, default_id: str) -> types.Task:
             raise InvalidTasks(
                 f"{where}: {key} is {json.dumps(fields[key])}, expected a non-empty string"
             )
+        if not fields[key].isprintable() and any(
+            "\ud800" <= one <= "\udfff" for one in fields[key]
+        ):
+            raise InvalidTasks(f"{where}: {key} holds half of a character: {fields[key]!a}")
     data = {key: value for key, value in fields.items() if key not in ("id", *REQUIRED)}
     return types.Task(fields["id"], fields["question"], fields["answer"], data)
 

@@ -237,12 +237,7 @@ def _of_line(line: str, number: int, reader: _Reader) -> tuple[types.Trajectory 
 def _replay_messages(fields: dict[str, Any], record: recording.Recording, reader: _Reader) -> bool:
     """Records the turns that fit; returns whether that is all of them."""
     messages = _messages(fields["messages"], reader)
-    tools = fields.get("tools") or None
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise ValueError("`tools` must be a list of JSON schemas")
-    tools = tools or list(reader.tools) or None
+    tools = messages_lib.check_tools(fields.get("tools", reader.tools)) or None
 
     def render(count: int, *, to_act: bool) -> list[int]:
         return reader.text.render(
@@ -258,7 +253,7 @@ def _replay_messages(fields: dict[str, Any], record: recording.Recording, reader
         action = _action(before, render(place + 1, to_act=False), following or [], reader)
         if action is None:
             raise ValueError(
-                f"message {place}: the chat template does not show this turn of the assistant "
+                f"messages[{place}]: the chat template does not show this turn of the assistant "
                 "behind what a policy would read there; see model.template_args"
             )
         if not _fits(before, action, record, reader.limits):
@@ -267,22 +262,22 @@ def _replay_messages(fields: dict[str, Any], record: recording.Recording, reader
     return True
 
 
-def _messages(messages: Any, reader: _Reader) -> list[dict[str, Any]]:
-    if not isinstance(messages, list) or not messages:
+def _messages(given: Any, reader: _Reader) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not given:
         raise ValueError("`messages` must be a list of {role, content}")
-    messages = messages_lib.normalise(messages)
+    messages = messages_lib.normalise(given)
     for place, message in enumerate(messages):
-        silent = not message["content"] and not message.get("tool_calls")
+        silent = not message.get("content") and not message.get("tool_calls")
         if message["role"] == "assistant" and silent:
-            raise ValueError(f"message {place}: the assistant says and calls nothing")
+            raise ValueError(f"messages[{place}]: the assistant says and calls nothing")
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise ValueError("no message is of the assistant, so there is nothing to imitate")
     if roles[0] == "assistant":
-        raise ValueError("message 0 is of the assistant; something must be said to it first")
+        raise ValueError("messages[0] is of the assistant; something must be said to it first")
     for place, pair in enumerate(itertools.pairwise(roles)):
         if pair == ("assistant", "assistant"):
-            raise ValueError(f"message {place + 1}: two turns of the assistant follow each other")
+            raise ValueError(f"messages[{place + 1}]: two turns of the assistant follow each other")
     system = [{"role": "system", "content": reader.system}] if reader.system else []
     return messages if roles[0] == "system" else [*system, *messages]
 

@@ -76,3 +76,18 @@ def test_empty_missing_and_binary_files(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(tasks_file.InvalidTasks, match="cannot be read"):
         tasks_file.read_tasks(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"question": "\\ud800", "answer": "1"}', "question holds half of a character"),
+        ('{"question": "1", "answer": "1", "n": ' + "9" * 5000 + "}", "can be read"),
+        ("[" * 200_000, "can be read"),
+    ],
+)
+def test_lines_that_no_json_reader_expects_are_named_too(tmp_path, line, words):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(line)
+    with pytest.raises(tasks_file.InvalidTasks, match=f"odd.jsonl, line 1: .*{words}"):
+        tasks_file.read_tasks(path)
