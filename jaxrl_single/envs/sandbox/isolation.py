@@ -189,7 +189,10 @@ def bubblewrap_prefix(seen: walls.View, *, tmp_mb: int) -> list[str]:
     words += ["--die-with-parent", "--new-session", "--clearenv", "--cap-add", "ALL"]
     for name, value in ENVIRONMENT.items():
         words += ["--setenv", name, value]
-    words += ["--proc", "/proc", "--dev", "/dev"]
+    words += ["--proc", "/proc", "--perms", "0755", "--dir", "/dev"]
+    # Not all devices that bubblewrap has: with its terminals the command would lose its rights.
+    for name in walls.DEVICES:
+        words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     words += ["--perms", "1777", "--size", str(tmp_mb * 2**20), "--tmpfs", "/tmp"]
     code = {f"{_CODE_PLACE}/jaxrl_single/envs/sandbox": str(pathlib.Path(__file__).parent)}
     for place, path in sorted(({path: path for path in seen.paths} | seen.moved | code).items()):
@@ -202,7 +205,7 @@ def bubblewrap_prefix(seen: walls.View, *, tmp_mb: int) -> list[str]:
         words += ["--tmpfs", path, "--remount-ro", path]
     for place, target in seen.links.items():
         words += ["--symlink", target, place]
-    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
+    return [*words, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
 @functools.lru_cache

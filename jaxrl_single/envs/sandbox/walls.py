@@ -31,7 +31,7 @@ _CAPABILITY_VERSION = 0x20080522
 _NOBODY = 65534
 _MAX_FILES = 4096  # in /tmp: each takes memory of the kernel, even an empty one
 _FIRST_UID = 0x70000000  # of users that nobody else has
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "zero", "full", "random", "urandom")
 MASKED = ("/proc/keys", "/proc/key-users")  # of a user's processes behind other walls, too
 _BASE = "/tmp"  # some directory; what is mounted on it is seen in the new namespace only
 
@@ -84,7 +84,7 @@ def build(view: View, *, tmp_mb: int) -> None:
     # By descriptor, because the first mount below may hide the sources.
     places = {path: path for path in view.paths} | view.moved
     sources = {place: os.open(places[place], os.O_PATH) for place in sorted(places)}
-    sources |= {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
+    sources |= {f"/dev/{name}": os.open(f"/dev/{name}", os.O_PATH) for name in DEVICES}
     libc.call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     _mount("tmpfs", _BASE, _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
     root = f"{_BASE}/root"
