@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import platform
 import struct
 
@@ -137,6 +138,7 @@ def allowed(machine: str) -> dict[str, int]:
     return {call[0]: int(call[column]) for call in calls if len(call) > column}
 
 
+@functools.cache
 def build(machine: str) -> bytes:
     """The filter, in the language of BPF, for an architecture of `_MACHINES`."""
     numbers = allowed(machine)

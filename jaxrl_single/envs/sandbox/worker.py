@@ -15,6 +15,7 @@ end believes nothing but the form of a message and keeps its own clock.
 
 from __future__ import annotations
 
+import _signal
 import ast
 import contextlib
 import ctypes
@@ -42,7 +43,9 @@ _OOM_SCORE = 1000  # what the system should end first when memory runs out
 # Kept here, because the code may replace those of the module.
 _SIG_BLOCK, _SIG_UNBLOCK = signal.SIG_BLOCK, signal.SIG_UNBLOCK
 _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
-_set_mask, _every_signal = signal.pthread_sigmask, frozenset(signal.valid_signals())
+# The one of the module `signal` names each signal of the mask it returns, which takes longer than a
+# whole call.
+_set_mask, _every_signal = _signal.pthread_sigmask, frozenset(map(int, signal.valid_signals()))
 
 
 class _OutOfTime(BaseException):

@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import json
 import os
+import platform
 import select
 import signal
 import socket
@@ -21,7 +22,7 @@ import sys
 from typing import Any
 
 from jaxrl_single.envs.sandbox import limits as limits_lib
-from jaxrl_single.envs.sandbox import walls, worker
+from jaxrl_single.envs.sandbox import syscalls, walls, worker
 
 _MESSAGE_BYTES = 4096
 
@@ -139,6 +140,7 @@ def main(text: str) -> None:
     sys.path += settings["import_paths"]
     for name in settings["preload"]:
         importlib.import_module(name)
+    syscalls.build(platform.machine())  # once, and not in each interpreter
     control = socket.socket(fileno=settings["fd"])
     view = walls.View(**settings["view"])
     Zygote(control, limits_lib.Limits(**settings["limits"]), view).serve()
