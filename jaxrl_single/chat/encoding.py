@@ -55,6 +55,10 @@ class Encoder:
         stretch, place = "", "start"  # what is read together; where it stands
         for text, kind in shown.runs():
             if kind == shadows.SAID:
+                if stretch[-1:].isspace() and text[:1].isspace():
+                    # Where the assistant begins, its blanks do not join those before it.
+                    found += self._ordinary(stretch, place)
+                    stretch, place = "", "middle"
                 stretch += text
                 continue
             if kind == shadows.CONTENT:

@@ -130,6 +130,7 @@ class TextDialogue:
         self._shown = ""  # the rendering up to the last action, as text
         self._action = ""  # its text
         self._stop_id: int | None = None  # and what ended it
+        self._sampled: list[tuple[str, list[int]]] = []  # text and ids of each action
 
     def prompt(self, question: str) -> list[int]:
         """See `chat.Dialogue`; ValueError if the template refuses it."""
@@ -149,6 +150,7 @@ class TextDialogue:
         action = self._chat.text.sampled(said)
         self._messages.append({"role": "assistant", "content": action})
         self._action = str(action)
+        self._sampled.append((self._action, list(said)))
         begun = self._chat.thinks and not self._action.lstrip().startswith(thoughts.OPEN)
         return thoughts.OPEN + self._action if begun else self._action
 
@@ -166,7 +168,7 @@ class TextDialogue:
         ids = self._continuation(shown, action)
         self._shown = shown.text
         if ids is None:
-            return chat.Observed(self._chat.text.ids_of(shown), opens_segment=True)
+            return chat.Observed(self._with_own_ids(shown), opens_segment=True)
         return chat.Observed(ids)
 
     def _continuation(self, shown: shadows.Shown, action: int) -> list[int] | None:
@@ -187,11 +189,32 @@ class TextDialogue:
         # The template goes on without a token at the end of the action.
         return ids if self._chat.appends else None
 
+    def _with_own_ids(self, shown: shadows.Shown) -> list[int]:
+        """Ids of a rendering, in which actions that it shows whole are as they were sampled."""
+        ids_of = self._chat.text.ids_of
+        found, place = [], 0
+        for action, ids in self._sampled:
+            start = _place_of(action, shown, place)
+            if start is not None:
+                found += ids_of(shown[place:start]) + ids
+                place = start + len(action)
+        return found + ids_of(shown[place:])
+
     def _behind_any_action(self, action: int) -> shadows.Shown:
         """What the template writes behind the action, whatever it makes of the past."""
         other = {"role": "assistant", "content": "ok"}
         messages = [*self._messages[:action], other, *self._messages[action + 1 :]]
         return _behind_said(self._chat.show(messages))
+
+
+def _place_of(action: str, shown: shadows.Shown, start: int) -> int | None:
+    """Where a rendering shows an action whole, as an assistant's and not as somebody's words."""
+    while action and (start := shown.text.find(action, start)) >= 0:
+        origins = shown.origins[start : start + len(action)]
+        if (origins != shadows.CONTENT).all() and (origins == shadows.SAID).any():
+            return start
+        start += 1
+    return None
 
 
 def _behind_said(shown: shadows.Shown) -> shadows.Shown:

@@ -7,8 +7,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from jaxrl_single.data import text as text_lib
 
 LETTERS = "\u2581abcdefghijklmnopqrstuvwxyz<>|/[]INST_\n"
-WORDS = ("\u2581h", "\u2581hi", "us", "er", "user")
-MERGES = [("\u2581", "h"), ("\u2581h", "i"), ("u", "s"), ("e", "r"), ("us", "er")]
+WORDS = ("\n\n", "\u2581h", "\u2581hi", "us", "er", "user")
+MERGES = [("\n", "\n"), ("\u2581", "h"), ("\u2581h", "i"), ("u", "s"), ("e", "r"), ("us", "er")]
 TEMPLATES = (
     "{{ '<s>' }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}",
@@ -62,3 +62,11 @@ def test_added_tokens_that_are_only_words_stay_tokens():
     text = text_lib.HfText(tokenizer, templates={"default": TEMPLATES[1]})
     ids = text.render([{"role": "user", "content": "a banana"}])
     assert tokenizer.token_to_id("banana") in ids
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_line_breaks_of_a_content_do_not_join_those_of_the_template(role):
+    text = text_lib.HfText(make("never"), templates={"default": TEMPLATES[1]})
+    plain, broken = (text.render([{"role": role, "content": one}]) for one in ("hi", "\nhi"))
+    assert broken == [*plain[:-4], *text.tokenise("\n"), *plain[-4:]]
+    assert text.decode(plain[-4:], keep_special=True) == "hi</s>\n"

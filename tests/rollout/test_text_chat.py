@@ -128,6 +128,34 @@ def test_thoughts_of_the_same_question_stay_and_older_ones_open_a_segment():
     assert observed.ids + sampled + last.ids == text.render(history)
 
 
+def test_a_new_segment_shows_an_action_as_it_was_sampled():
+    """Spelled in another way than the tokenizer would, and said by the user, too."""
+    language, text = make_chat("thinks"), make_text("thinks")
+    dialogue = language.dialogue()
+    dialogue.prompt("say the cat")
+    letters = [token for letter in "the cat" for token in text.tokenise(letter)]
+    assert letters != text.tokenise("the cat")
+    stop = language.stop_token_ids[0]
+    dialogue.act([*letters, stop])
+    assert not dialogue.observe("the cat?", role="user").opens_segment
+    dialogue.act(language.action_ids("<think>\nhm\n</think>\n\nyes"))
+    observed = dialogue.observe("why?", role="user")
+    assert observed.opens_segment
+    shown = [{"role": "user", "content": "say the cat"}]
+    begun = text.render(shown)
+    assert observed.ids[: len(begun) + len(letters) + 1] == [*begun, *letters, stop]
+    whole = text.render(
+        [
+            *shown,
+            {"role": "assistant", "content": "the cat"},
+            {"role": "user", "content": "the cat?"},
+            {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes"},
+            {"role": "user", "content": "why?"},
+        ]
+    )
+    assert text.decode(observed.ids) == text.decode(whole)
+
+
 def test_a_template_that_forgets_every_thought_opens_a_segment_each_time():
     language = make_chat("forgets")
     steps = [("<think>hm</think>the mat", ["95"]), ("the cat", ["96"]), ("a</think>b", ["97"])]
