@@ -241,6 +241,8 @@ def _check_result(result: Any) -> None:
             f"step gave an observation of type {type(result.observation).__name__}, expected a "
             "str, or a tuple of them"
         )
+    if not result.texts:
+        raise ValueError("step gave an observation without any text; give '' where there is none")
     for text in result.texts:
         check_text(text, "an observation of step")
     check_text("".join(result.texts), "the observation of step")

@@ -141,6 +141,7 @@ def _check_world(config: ml_collections.ConfigDict) -> list[str]:
         spec = env_table.get(config.env.name)
         section = config.env.to_dict()
         spec.make_env(section)
+        spec.make_chat()
         if spec.make_script:
             spec.make_script(section)
         tasks = {split: spec.make_tasks(section, split, config.seed) for split in types.SPLITS}
