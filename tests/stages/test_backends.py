@@ -26,7 +26,7 @@ def make(directory, *, stopping=lambda: False, no_progress_s=60.0, stop_timeout_
         SimpleNamespace(
             make_env=Silent,
             language=SimpleNamespace(dialogue=lambda: None),
-            limits=SimpleNamespace(max_turns=1, env_s=None),
+            limits=SimpleNamespace(max_turns=1, env_s=None, block_s=None),
         ),
         made.store,
         lambda params, version: SimpleNamespace(load_weights=lambda version, params: None),
