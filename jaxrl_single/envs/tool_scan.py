@@ -305,10 +305,10 @@ class React(Scanner):
         if not name or len(name) > _MAX_NAME or not self.text.startswith("Action Input:", place):
             raise _Malformed("a call is a line 'Action: NAME' and a line 'Action Input: ARGUMENTS'")
         place = self._skip(place + len("Action Input:"))
-        said = self.text[start:].partition("Observation:")[0]  # the rest is invented
+        arguments, end = self._input(name, place)
+        said = self.text[end:].partition("Observation:")[0]  # the rest is invented
         if final_answer(said) is not None:
             raise _Malformed("an Action and a Final Answer are in one message; write one of them")
-        arguments, end = self._input(name, place)
         return Call(name, arguments), self._before_observation(end)
 
     def _input(self, name: str, start: int) -> tuple[Mapping[str, Any], int]:

@@ -296,3 +296,14 @@ def test_turn_by_turn_is_at_once_in_a_real_language():
         assert not any(opened)
     assert ids.count(language.stop_token_ids[0]) == 2 + sum(1 + len(texts) for _, texts in steps)
     assert language.action_ids("95")[-1:] == list(text.stop_token_ids)
+
+
+def test_a_thought_of_the_prompt_is_told_with_the_action_and_ended_by_a_script(tmp_path):
+    make_text("chatml").save(tmp_path / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}x: <think>\n"
+    text = text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": source})
+    dialogue = text_chat.TextChat(text).dialogue()
+    dialogue.prompt(QUESTION)
+    assert dialogue.act(text.tokenise("hm 4")) == "<think>hm 4"
+    assert dialogue.act(text_chat.TextChat(text).action_ids("95")) == "<think>\n</think>\n\n95"
