@@ -213,3 +213,47 @@ def test_environment_seed_is_fixed_by_ticket_and_attempt():
 def test_limits_must_be_positive():
     with pytest.raises(ValueError, match="max_turns is 0"):
         episode.Limits(max_turns=0, max_turn_tokens=1, max_tokens=1)
+
+
+@pytest.mark.parametrize("name", [7, None, SystemExit(3)])
+def test_a_name_that_is_no_text_is_the_environments_failure(name):
+    class Named(calculator.Calculator):
+        @property
+        def name(self):
+            if isinstance(name, BaseException):
+                raise name
+            return name
+
+    trajectory = run(Prepared(*RIGHT), Named())
+    assert trajectory.error.kind == "env"
+    types.validate(trajectory)
+
+
+@pytest.mark.parametrize("where", ["reset", "step", "close"])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError(), StopIteration()]
+)
+def test_whatever_is_raised_anywhere_is_an_error_of_its_episode(where, error):
+    trajectory = run(Prepared(*RIGHT), Failing(where, error))
+    assert trajectory.error.kind == "env"
+    assert type(error).__name__ in trajectory.error.message
+
+
+@pytest.mark.parametrize("given", [None, 3, "text", {}, ("",), base.StepResult])
+def test_a_result_that_is_none_is_the_environments_failure(given):
+    class Odd(calculator.Calculator):
+        async def step(self, action):
+            return given
+
+    trajectory = run(Prepared(RIGHT[0]), Odd())
+    assert trajectory.error.kind == "env"
+    assert "expected jaxrl_single.envs.base.StepResult" in trajectory.error.message
+
+
+@pytest.mark.parametrize("observation", [None, 3, b"bytes", (), ("a", 3), [None]])
+def test_an_observation_that_is_no_text_is_the_environments_failure(observation):
+    class Odd(calculator.Calculator):
+        async def step(self, action):
+            return base.StepResult(observation)
+
+    assert run(Prepared(RIGHT[0]), Odd()).error.kind == "env"
