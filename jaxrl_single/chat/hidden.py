@@ -14,7 +14,8 @@ from typing import Any
 from jaxrl_single.chat import shadows, templates
 from jaxrl_single.envs import tool_formats
 
-_THOUGHT = re.compile(r"\A\s*(<think>)?(?:(?!</think>).)*(</think>)", re.DOTALL)
+# Each repetition keeps what it took, so the time is linear in the text.
+_THOUGHT = re.compile(r"\A\s*+(<think>)?+(?:(?!</think>).)*+(</think>)", re.DOTALL)
 _CALL_TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>|<\|python_tag\|>")
 THOUGHT_END = "</think>"
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keys are names of others

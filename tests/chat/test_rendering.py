@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from jaxrl_single.chat import hidden
+
 SPELLED = [
     *families.SPECIAL,
     *families.TAGS,
@@ -204,3 +206,7 @@ def test_absent_arguments_are_an_empty_object(arguments):
         assert "find" in shown
         assert "None" not in shown
         assert "null" not in shown
+
+
+def test_blanks_without_a_thought_are_looked_at_once():
+    assert hidden.thought_tags(" " * 100_000) == []

@@ -42,6 +42,12 @@ from jaxrl_single.envs import answer_checks, answers
         ("<answer> </answer>", "tag", None),
         (r"so \boxed{1}, no: $\boxed{\frac{1}{2}}$.", "boxed", r"\frac{1}{2}"),
         (r"\boxed{\frac{1}{2}", "boxed", None),
+        ("<answer>1</answer> <answer>2", "tag", "1"),
+        ("<answer>1</answer> x</answer>", "tag", "1"),
+        ("5 <think>7</think>", "last_number", "5"),
+        ("7 </think> 5", "last_number", "5"),
+        ("5 <think>7", "last_number", None),
+        ("\ud800", "text", "\ud800"),
         ("1", "boxed", None),
     ],
 )
@@ -65,6 +71,11 @@ def test_what_a_script_says_holds_its_answer(form, answer):
         (answer_checks.number, "1000", "a thousand", 0.0),
         (answer_checks.number, "no number", "also none", 0.0),
         (answer_checks.number, "NaN", "NaN", 0.0),
+        (answer_checks.number, "5", "\ud800", 0.0),
+        (answer_checks.number, "5", "9" * 100_000, 0.0),
+        (answer_checks.number, "5", "1e" + "9" * 50, 0.0),
+        (answer_checks.number, "5", "1e-999999999", 0.0),
+        (answer_checks.exact, "5", "\ud800", 0.0),
     ],
 )
 def test_checks_against_the_answer_of_the_task(check, right, given, score):

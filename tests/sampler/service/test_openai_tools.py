@@ -134,6 +134,36 @@ def test_several_calls_and_only_the_first_where_asked(played, style):
     assert len(alone) == 1
 
 
+def test_what_is_malformed_behind_a_call_stays_text():
+    player, written = Player(), tool_formats.FORMATS["hermes"].render(CALL)
+    with (
+        server_lab.serving(player, text=TEXT, tool_format="hermes", max_top_logprobs=0) as service,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none") as client,
+    ):
+        says = f"I add.{written}<tool_call>oh</tool_call>"
+        (choice,) = ask((player, client), says).choices
+        assert choice.message.content == "I add.<tool_call>oh</tool_call>"
+        assert [call.function.name for call in choice.message.tool_calls] == ["add"]
+        chunks = [chunk.choices[0] for chunk in ask((player, client), says, stream=True)]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == choice.message.content
+        (choice,) = ask((player, client), f"<think>I add.{written}").choices
+        assert choice.message.tool_calls is None
+
+
+def test_a_thought_that_the_prompt_begins_calls_nothing():
+    player, written = Player(), tool_formats.FORMATS["hermes"].render(CALL)
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    source = "<tool_call>{{ messages | tojson + (tools | tojson) }}assistant:\n<think>\n"
+    text = text_lib.HfText(tokenizer, stop_token_ids=(2,), templates={"default": source})
+    with (
+        server_lab.serving(player, text=text, max_top_logprobs=0) as service,
+        openai.OpenAI(base_url=f"{service.url}/v1", api_key="none") as client,
+    ):
+        for says, count in ((f"hm\n{written}", 0), (f"hm {written}\n</think>\n{written}", 1)):
+            (choice,) = ask((player, client), says).choices
+            assert len(choice.message.tool_calls or ()) == count
+
+
 @pytest.mark.parametrize("case", ["no call", "malformed", "cut", "no tools", "none wanted"])
 def test_what_is_no_call_stays_text(played, style, case):
     written, _, _ = call_of(style)
