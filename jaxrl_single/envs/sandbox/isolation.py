@@ -187,7 +187,10 @@ def bubblewrap_prefix(seen: walls.View, *, tmp_mb: int) -> list[str]:
     # Root needs no user namespace, and could not bound the number of processes in one.
     words = [program, *(["--unshare-user"] if os.geteuid() else []), *_NAMESPACES]
     words += ["--die-with-parent", "--new-session", "--clearenv", "--cap-add", "ALL"]
-    for name, value in ENVIRONMENT.items():
+    environment = dict(ENVIRONMENT)
+    if f"{_PYTHON_PLACE}/lib" in seen.moved:  # its library may be looked for at its old place only
+        environment["LD_LIBRARY_PATH"] = f"{_PYTHON_PLACE}/lib"
+    for name, value in environment.items():
         words += ["--setenv", name, value]
     words += ["--proc", "/proc", "--perms", "0755", "--dir", "/dev"]
     # Not all devices that bubblewrap has: with its terminals the command would lose its rights.

@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import json
 import os
+import pathlib
 import platform
 import select
 import signal
@@ -121,7 +122,10 @@ def _be_interpreter(
 
 def _find_again(view: walls.View) -> None:
     """Python and its modules, where they are seen from now on."""
-    sys.executable = view.inside(sys.executable)
+    python = view.inside(sys.executable)
+    if python != sys.executable:  # its library may be looked for at its old place only
+        os.environ["LD_LIBRARY_PATH"] = str(pathlib.Path(python).parents[1] / "lib")
+    sys.executable = python
     sys.path[:] = map(view.inside, sys.path)
     sys.path_importer_cache.clear()
     for module in list(sys.modules.values()):

@@ -1,7 +1,6 @@
 """The pool: many interpreters at once, apart from each other, replaced when they fail, all gone."""
 
 import asyncio
-import dataclasses
 import os
 import pathlib
 import shutil
@@ -378,35 +377,3 @@ def test_spawner_of_each_isolation():
         "namespaces": spawners.ZygoteSpawner,
         "none": spawners.CommandSpawner,
     }
-
-
-def test_what_is_installed_in_tmp_is_seen_but_not_its_neighbours(interpreters, monkeypatch):
-    seen = isolation.view()
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        shown, hidden = (pathlib.Path(folder, name) for name in ("shown", "hidden"))
-        for place in (shown, hidden):
-            place.mkdir()
-            (place / "file").write_text("text")
-        more = dataclasses.replace(seen, paths=(*seen.paths, str(shown)))
-        monkeypatch.setattr(isolation, "view", lambda **_: more)
-        read = f"import os\nopen('{shown}/file').read(), os.listdir('{folder}')"
-        write = f"open('{shown}/file', 'w')"
-        shows, refused = sandbox_lab.run(interpreters, read, write)
-    assert shows.output == "('text', ['shown'])\n"
-    assert refused.error.startswith("Traceback")
-    assert (
-        "OSError: [Errno 30] Read-only file system" in refused.error
-        or "Permission" in refused.error
-    )
-
-
-def test_python_that_is_installed_in_tmp_is_seen_elsewhere(monkeypatch):
-    prefix = pathlib.Path(sys.base_prefix).resolve()
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        for name in ("bin", "lib"):
-            pathlib.Path(folder, name).mkdir()
-        monkeypatch.setattr(sys, "base_prefix", folder)
-        seen = isolation.view()
-    assert seen.moved["/python/lib"] == f"{folder}/lib"
-    assert seen.inside(f"{folder}/lib/python3.11") == "/python/lib/python3.11"
-    assert not [path for path in seen.paths if path.startswith(("/tmp", str(prefix)))]
