@@ -95,9 +95,11 @@ def test_conversations_become_the_same_ids():
     assert len(conversations) == 30
     assert {bool(one["tools"]) for one in conversations} == {False, True}
     for one in conversations:
-        expected = one.pop("ids")
-        assert text().render(**one) == expected, one
-        one["ids"] = expected
+        # transformers leaves out the tools, which this template does not show.
+        shown = {name: one[name] for name in one if name not in ("ids", "tools")}
+        assert text().render(**shown) == one["ids"], one
+        if one["tools"]:
+            assert text().render(**shown, tools=one["tools"]) != one["ids"]
 
 
 def test_the_tokenizer_written_beside_a_checkpoint_is_the_same(tmp_path):

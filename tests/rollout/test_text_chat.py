@@ -292,7 +292,8 @@ def test_turn_by_turn_is_at_once_in_a_real_language():
     steps = [(action, ANSWERS[: 1 + number % 3]) for number, action in enumerate(written.values())]
     for length in range(len(steps) + 1):
         ids, opened = played(language, steps[:length])
-        assert ids == text.render(messages_of(steps[:length], system="Use <tool_call>."))
+        messages = messages_of(steps[:length], system="Use <tool_call>.")
+        assert ids == text.render(messages, tools=[SUM])
         assert not any(opened)
     assert ids.count(language.stop_token_ids[0]) == 2 + sum(1 + len(texts) for _, texts in steps)
     assert language.action_ids("95")[-1:] == list(text.stop_token_ids)
