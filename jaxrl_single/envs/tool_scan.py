@@ -119,12 +119,7 @@ class Qwen3Coder(Scanner):
         framed = self.text.startswith(_OPEN, start)
         place = self._skip(start + len(_OPEN)) if framed else start
         if not self.text.startswith("<function=", place):
-            closed = self.text.find(_CLOSE, place) >= 0
-            raise _Malformed(
-                "a call is <function=NAME> with parameters, up to </function>"
-                if closed
-                else f"a {_OPEN} has no {_CLOSE}"
-            )
+            raise _Malformed("a call is <function=NAME> with parameters, up to </function>")
         name, place = self._name(place + len("<function="), "<function")
         arguments: dict[str, Any] = {}
         while not self.text.startswith("</function>", place := self._skip(place)):
@@ -306,10 +301,11 @@ class React(Scanner):
             raise _Malformed("a call is a line 'Action: NAME' and a line 'Action Input: ARGUMENTS'")
         place = self._skip(place + len("Action Input:"))
         arguments, end = self._input(name, place)
-        said = self.text[end:].partition("Observation:")[0]  # the rest is invented
-        if final_answer(said) is not None:
+        said = self.text[end:].partition("Observation:")[0]  # the rest is made up
+        if answer(said) != said:
             raise _Malformed("an Action and a Final Answer are in one message; write one of them")
-        return Call(name, arguments), self._before_observation(end)
+        invented = self.text.startswith("Observation:", self._skip(end))
+        return Call(name, arguments), len(self.text) if invented else end
 
     def _input(self, name: str, start: int) -> tuple[Mapping[str, Any], int]:
         if self.text.startswith("{", start):
@@ -335,11 +331,6 @@ class React(Scanner):
             if _REACT_LINE.match(self.text, place):
                 return found.start()
         return found.start() if found else len(self.text)
-
-    def _before_observation(self, end: int) -> int:
-        """What a model invents as its answer is no part of what it says."""
-        place = self._skip(end)
-        return len(self.text) if self.text.startswith("Observation:", place) else end
 
 
 class Code(Scanner):
@@ -367,18 +358,12 @@ class Code(Scanner):
 
 
 def answer(text: str) -> str:
-    """The answer of a message in the words of ReAct, all of it where it doesn't name one."""
-    found = final_answer(text)
-    return text if found is None else found
-
-
-def final_answer(text: str) -> str | None:
-    """What follows the last line that begins with Final Answer:, None if there is none."""
+    """What follows the last line that begins with Final Answer:, all of it if there is none."""
     place = len(text)
     while (place := text.rfind("Final Answer:", 0, place)) >= 0:
         if _begins_line(text, place):
             return text[place + len("Final Answer:") :].lstrip()
-    return None
+    return text
 
 
 def _begins_line(text: str, start: int, *, blanks: bool = True) -> bool:
