@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from jaxrl_single import workdir
 
@@ -56,6 +56,8 @@ def sentence(error: BaseException) -> str:
         return f"the Python package {error.name!r} is not installed: pip install {error.name}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {os.fspath(error.filename)!r}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
     return str(error) or type(error).__name__
 
 
@@ -63,6 +65,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     """Parses the flags, or ends the process with a sentence."""
     from jaxrl_single.run import config_flag  # imports ml_collections, which tools do without
 
+    logging.set_verbosity(logging.ERROR)  # of absl, which would warn of what is told below
     try:
         rest = flags.FLAGS(argv)
         config_flag.check_loaded()

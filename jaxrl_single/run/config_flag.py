@@ -26,10 +26,11 @@ def check_loaded() -> None:
       TypeError: its get_config returns no ConfigDict.
       OSError: from the file.
     """
-    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-    if config is not None and not isinstance(config, ml_collections.ConfigDict):
-        _ = config.lock  # raises the error that it stands for
-        raise TypeError(f"get_config returned a {type(config).__name__}, not a ConfigDict")
+    flag = flags.FLAGS.get("config", None)
+    if flag is None or not flag.present or isinstance(flag.value, ml_collections.ConfigDict):
+        return
+    _ = getattr(flag.value, "lock", None)  # raises the error that it stands for
+    raise TypeError("get_config returned no ConfigDict")
 
 
 def explain(error: Exception, argv: Sequence[str]) -> str:
@@ -48,6 +49,9 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
         return problem
     try:
         config = flags.FLAGS["config"].parser.parse(given["config"])
+        if not isinstance(config, ml_collections.ConfigDict):
+            kind = type(config).__name__
+            return f"--config={path}: get_config returns a ConfigDict, and this one a {kind}"
         problems = [_of_override(config, name, value) for name, value in given.items()]
     except Exception as again:
         return _of_code(again, pathlib.Path(path), given["config"]) or f"--config={path}: {again}"
@@ -92,13 +96,12 @@ def _of_code(error: BaseException, file: pathlib.Path, given: str) -> str:
         if own and isinstance(one, ValueError):
             return f"--config={given}: {one}"
         if own:
-            where = "".join(traceback.format_list(frames[own[0] :])).rstrip()
+            others = [frame for frame in frames[own[0] :] if "site-packages" not in frame.filename]
+            where = "".join(traceback.format_list(others)).rstrip()
             what = "".join(traceback.format_exception_only(one)).strip()
             return f"--config={given} can't be read, because its code fails: {what}\n{where}"
         if isinstance(one, AttributeError) and "no attribute 'get_config'" in str(one):
             return f"--config={file} has no function get_config(arg) that returns a config"
-        if isinstance(one, TypeError) and "get_config" in str(one):
-            return f"--config={given}: {one}"
     return ""
 
 

@@ -149,7 +149,7 @@ def _check_world(config: ml_collections.ConfigDict) -> list[str]:
         spec.trial(section, firsts[0])
         return [spec.notice(section), *_of_counts(config, {s: len(t) for s, t in tasks.items()})]
     except (ValueError, OSError) as error:
-        raise check_config.ConfigError(f"env: {error}") from error
+        raise check_config.ConfigError(f"env: {command_line.sentence(error)}") from error
     except BaseException as error:
         if not own_code.is_own(config.env.name) or isinstance(error, KeyboardInterrupt):
             raise
@@ -196,7 +196,7 @@ def _check_model(config: ml_collections.ConfigDict) -> None:
         checkpoint = pretrained.open_checkpoint(config.model.path, dtype=config.model.dtype)
         world_lib.make_language(config)
     except (ValueError, OSError) as error:
-        raise check_config.ConfigError(f"model.path: {error}") from error
+        raise check_config.ConfigError(f"model.path: {command_line.sentence(error)}") from error
     if config.env.max_tokens > checkpoint.description.context_length:
         raise check_config.ConfigError(
             f"env.max_tokens is {config.env.max_tokens}, and {checkpoint.path} was made for "

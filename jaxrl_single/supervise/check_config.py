@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_single.models import sizes
 from jaxrl_single.sampler.service import access
-from jaxrl_single.supervise import config_fields, workdir_config
+from jaxrl_single.supervise import config_fields, config_shape, workdir_config
 
 # What a row may need, and no rollout of this package gives.
 NOT_SAMPLED = ("preference", "prompt value", "gold answer", "forks", "states")
@@ -27,6 +27,7 @@ def check(config: ConfigDict) -> None:
 
     Whether fields contradict is asked when each of them is allowed alone.
     """
+    refuse(config_shape.problems(config))
     alone = (_finite, _choices, _ranges, _several, _critic_rules)
     refuse(problem for part in alone for problem in part(config))
     together = (_batch_sizes, _stages, _processes, _contradictions)
