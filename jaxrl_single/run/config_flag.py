@@ -26,8 +26,10 @@ def check_loaded() -> None:
       TypeError: its get_config returns no ConfigDict.
       OSError: from the file.
     """
-    flag = flags.FLAGS.get("config", None)
-    if flag is None or not flag.present or isinstance(flag.value, ml_collections.ConfigDict):
+    if "config" not in flags.FLAGS:
+        return
+    flag = flags.FLAGS["config"]
+    if not flag.present or isinstance(flag.value, ml_collections.ConfigDict):
         return
     _ = getattr(flag.value, "lock", None)  # raises the error that it stands for
     raise TypeError("get_config returned no ConfigDict")

@@ -8,7 +8,7 @@ def problems(change):
     config = common.base()
     with config.unlocked():
         change(config)
-    return list(config_shape.problems(config))
+    return sorted(config_shape.problems(config))
 
 
 def test_the_common_config_has_none():
@@ -23,8 +23,8 @@ def test_each_kind_is_named_with_what_is_expected():
         config.env.my_own_field = 1  # an environment may have fields of its own
 
     assert problems(change) == [
-        "rl.num_steps is 'many', expected a whole number",
-        "rl.num_stepz is not a field of the config; did you mean num_steps?",
         "batch.row_length is missing; derive the config from configs/common.py",
         "eval is missing; derive the config from configs/common.py",
+        "rl.num_steps is 'many', expected a whole number",
+        "rl.num_stepz is not a field of the config; did you mean num_steps?",
     ]
