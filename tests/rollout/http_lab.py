@@ -48,7 +48,7 @@ class Sampler:
     async def start(self, port=0):
         app = web.Application()
         app.add_routes([web.post("/generate", self._generate), web.post("/release", self._release)])
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
