@@ -31,6 +31,7 @@ from jaxrl_single.stages import (
     keeping,
     placement,
     records,
+    resuming,
     rl,
     sampler_process,
     trainer_parts,
@@ -107,6 +108,9 @@ class Trainer:
         self.records = trainer_parts.make_records(config, paths, self.rollouts, self.weights)
         self.keeper = keeping.Keeper(paths, max_gb=config.trajectories.max_gb)
         self._known_evaluations: list[str] = []
+        self._resuming = resuming.Resuming(
+            paths, self.rollouts, self.weights, self.keeper, sync=self.sync
+        )
         self.mismatch = score.make_mismatch(self.policy, chunk=warm_start.LOGPROB_CHUNK)
 
     def run(self) -> None:
@@ -192,7 +196,7 @@ class Trainer:
         if self.paths.stage_checkpoints(stage).exists():
             metadata = unfinished.metadata(self._checkpoints(stage))
         if metadata is None:
-            self._reset_rollouts()
+            self._resuming.reset()
             self.rollouts.publish(jax.device_get(policy_params), step=0)
         else:
             self._restore_rollouts(metadata, policy_params, held=metadata["taken"])
@@ -263,38 +267,7 @@ class Trainer:
     def _restore_rollouts(
         self, metadata: dict[str, Any], params: api.Params, *, held: Sequence[str] = ()
     ) -> None:
-        self.keeper.forget_after(metadata["steps"].get("rl") or 0)
-        used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
-        # Numbers name the randomness: sync mode repeats them, local mode never does.
-        used = () if self.sync else used
-        lost = self.rollouts.restore(metadata["rollouts"], used=used, held=held)
-        self.rollouts.forget_evaluations(self._known_evaluations)
-        if lost:
-            _log.warning(
-                "%d trajectories of steps after the checkpoint were forgotten with those steps",
-                lost,
-            )
-        if self.sync:
-            self.weights.forget_after(self.rollouts.version)
-            self.rollouts.serve_again(jax.device_get(params))
-        else:
-            restored = self.rollouts.version
-            self.rollouts.publish(jax.device_get(params), step=metadata["steps"].get("rl") or 0)
-            for purpose in self.rollouts.renew_evaluations(restored):
-                _log.warning(
-                    "evaluation %s is given up: the weights it asked for are gone", purpose
-                )
-        self.rollouts.resend()
-
-    def _reset_rollouts(self) -> None:
-        """Begins without a checkpoint of rollouts: nothing of a killed start is used."""
-        self.keeper.forget_after(-1)
-        used = trainer_parts.withdraw_tickets(self.paths, self.rollouts.store)
-        if self.sync:
-            self.weights.forget_after(-1)
-        else:
-            self.rollouts.book.restore(self.rollouts.book.state(), used=used)
-        self.rollouts.forget_strangers()
+        self._resuming.restore(metadata, params, self._known_evaluations, held=held)
 
     def _fresh_state(
         self, policy_params: api.Params, critic_params: api.Params
