@@ -30,6 +30,7 @@ from jaxrl_single.stages import (
 )
 from jaxrl_single.stages import world as world_lib
 from jaxrl_single.trainer import kl_step, optim
+from jaxrl_single.trainer import state as state_lib
 from jaxrl_single.trainer import step as step_lib
 from jaxrl_single.weights import base as weights_base
 from jaxrl_single.weights import filesystem
@@ -58,6 +59,25 @@ def make_records(
     """What the trainer writes for people, and the policy that it keeps of the best evaluation."""
     kept = best.Best(paths, weights, enabled=config.checkpoint.keep_best)
     return records.Records(paths, collected, kept)
+
+
+def fresh_state(
+    config: ml_collections.ConfigDict,
+    algorithm: row_lib.Algorithm,
+    policy_params: api.Params,
+    critic_params: api.Params,
+) -> state_lib.TrainState:
+    """The state before the first step of RL, not placed; fresh optimisers."""
+    policy_optimizer, critic_optimizer = optimizers(config, algorithm, policy_params, critic_params)
+    return state_lib.init_train_state(
+        policy_params,
+        critic_params if critic_optimizer else {},
+        policy_optimizer=policy_optimizer,
+        critic_optimizer=critic_optimizer,
+        reference_params=policy_params if "ref_logprobs" in algorithm.reads else {},
+        algorithm_state=build.algorithm_state(algorithm),
+        key=jax.random.key(config.seed),
+    )
 
 
 def train_step(

@@ -272,18 +272,7 @@ class Trainer:
     def _fresh_state(
         self, policy_params: api.Params, critic_params: api.Params
     ) -> state_lib.TrainState:
-        policy_optimizer, critic_optimizer = trainer_parts.optimizers(
-            self.config, self.algorithm, policy_params, critic_params
-        )
-        state = state_lib.init_train_state(
-            policy_params,
-            critic_params if critic_optimizer else {},
-            policy_optimizer=policy_optimizer,
-            critic_optimizer=critic_optimizer,
-            reference_params=policy_params if "ref_logprobs" in self.algorithm.reads else {},
-            algorithm_state=build.algorithm_state(self.algorithm),
-            key=jax.random.key(self.config.seed),
-        )
+        state = trainer_parts.fresh_state(self.config, self.algorithm, policy_params, critic_params)
         return self.placement.state(state)
 
     def _save(
