@@ -111,11 +111,12 @@ def _call(where: str, call: Any) -> dict[str, Any]:
 
 
 def _arguments(where: str, arguments: Any) -> Any:
-    """An object; or a text that is none, which the template shows as it is."""
+    """An object; or a text that is none, or would lose something as one: it is shown as it is."""
     if isinstance(arguments, str):
         text = arguments
         try:
-            arguments = json.loads(text) if text.strip() else {}
+            arguments = json.loads(text, object_pairs_hook=_unique) if text.strip() else {}
+            json.dumps(arguments, allow_nan=False)
         except (ValueError, RecursionError):
             return text
         if not isinstance(arguments, dict | None):
@@ -124,7 +125,19 @@ def _arguments(where: str, arguments: Any) -> Any:
         return {}
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{where}: the arguments of a tool call must be a JSON object")
-    return dict(arguments)
+    arguments = dict(arguments)
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: the arguments of a tool call are not JSON: {error}") from error
+    return arguments
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def leading_system(messages: Sequence[Message]) -> str | None:

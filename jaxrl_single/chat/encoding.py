@@ -16,6 +16,7 @@ from jaxrl_single.chat import shadows
 
 # A token of our own, so that a text does not stand at the beginning; nobody can spell it.
 _ANCHOR = f"{chr(shadows.FIRST)}{secrets.token_hex(16)}"
+_UNKNOWN = "\U0010fffe"  # no character, and never will be
 _WORD = re.compile(r"[\w\s\u2581]+")  # added tokens that are only words or blanks control nothing
 
 
@@ -41,6 +42,8 @@ class Encoder:
         plain.add_tokens(words)
         plain.add_special_tokens([_ANCHOR])
         self._plain = plain
+        # What a tokenizer makes of a letter that it does not know controls nothing.
+        self._forbidden = self._control_ids - set(self._encode(plain, _UNKNOWN).ids)
         self._ids = {plain.token_to_id(one.content): tokenizer.token_to_id(one.content)
                      for one in words}  # fmt: skip
         self._puts_blanks = self._puts_blanks_before()
@@ -91,10 +94,10 @@ class Encoder:
         if not text:
             return []
         found = self._plain_ids(text, place)
-        if not self._control_ids.isdisjoint(found):
+        if not self._forbidden.isdisjoint(found):
             # Some models have a control token in their vocabulary of words, too.
             found = [token for one in text for token in self._plain_ids(one, "middle")]
-        if not self._control_ids.isdisjoint(found):
+        if not self._forbidden.isdisjoint(found):
             raise ValueError(f"the tokenizer has no ordinary tokens for {text!r:.200}")
         return found
 

@@ -82,8 +82,12 @@ def _message(
 ) -> dict[str, Any]:
     said = message["role"] == "assistant"
     kind = shadows.SAID if said else shadows.CONTENT
-    found = {key: _hide_all(value, kind, hider) for key, value in message.items()
-             if key not in ("role", "content", "tool_calls")}  # fmt: skip
+    found = {
+        # Templates look for the call that is answered: its id has to be the same text.
+        key: _hide_all(value, shadows.SAID if key == "tool_call_id" else kind, hider)
+        for key, value in message.items()
+        if key not in ("role", "content", "tool_calls")
+    }
     content = message["content"]
     content = parsed(content, tool_format) if said else content
     found["role"] = message["role"]
@@ -154,10 +158,16 @@ def _schema(value: Any, hider: shadows.Shadows, *, names: bool = False) -> Any:
     found = templates.Json()
     for key, one in value.items():
         is_word = not names and _KEYWORD.fullmatch(key)
-        plain = is_word and key == "type" and isinstance(one, str) and _KEYWORD.fullmatch(one)
+        plain = is_word and key == "type" and _names_types(one)
         shown = key if is_word else hider.hide(key, shadows.CONTENT)
         found[shown] = one if plain else _schema(one, hider, names=not names and key in _NAMED)
     return found
+
+
+def _names_types(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(one, str) and _names_types(one) for one in value)
+    return isinstance(value, str) and _KEYWORD.fullmatch(value) is not None
 
 
 def described(

@@ -26,7 +26,15 @@ _ASKED = {"role": "user", "content": "?"}
 _FINISHED = {"add_generation_prompt": False}
 _PROBE = {
     "type": "function",
-    "function": {"name": "f", "description": "g", "parameters": {"type": "object"}},
+    "function": {
+        "name": "f",
+        "description": "g",
+        "parameters": {
+            "type": "object",  # templates go through what it has
+            "properties": {"a": {"type": "string", "description": "h"}},
+            "required": ["a"],
+        },
+    },
 }
 
 
@@ -95,19 +103,25 @@ class Renderer:
         schemas = messages_lib.check_tools(tools)
         if continue_final and not _can_continue(messages):
             raise ValueError("only a last message whose content is text can be continued")
-        if schemas and not self.shows_tools:
-            if not self._describes:
-                raise ValueError(
-                    f"{self._where}: the chat template shows no tools; leave tools out, or set "
-                    "model.tools_fallback=describe"
-                )
-            given, schemas = hidden.described(given, schemas), []
         options = {
             "template_args": template_args,
             "add_generation_prompt": add_generation_prompt and not continue_final,
             "continue_final": continue_final,
         }
-        return self._complete(given, schemas, options)
+        try:
+            if schemas and not self.shows_tools:
+                given, schemas = self._described(given, schemas), []
+            return self._complete(given, schemas, options)
+        except RecursionError as error:
+            raise ValueError(f"{self._where}: these messages are nested too deeply") from error
+
+    def _described(self, given: list[dict[str, Any]], tools: list[Any]) -> list[dict[str, Any]]:
+        if not self._describes:
+            raise ValueError(
+                f"{self._where}: the chat template shows no tools; leave tools out, or set "
+                "model.tools_fallback=describe"
+            )
+        return hidden.described(given, tools)
 
     def _complete(
         self, given: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]

@@ -57,6 +57,16 @@ def strip(text: str, method: str, characters: str | None = None) -> str:
     return getattr(text, method)(wanted)
 
 
+def clear(text: str) -> str:
+    """A hidden text as it is, for comparisons; characters beyond the first plane stay hidden."""
+    codes = [code for code in map(ord, text) if not _TRACES <= code < _TRACES + _PLANE]
+    bases = _BASIC.values()
+    return "".join(
+        chr(next((code - base for base in bases if base <= code < base + _PLANE), code))
+        for code in codes
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Shown:
     """What a template made of a conversation.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jinja2
@@ -50,6 +51,7 @@ def compiled(source: str, where: str, now: datetime.datetime | None) -> jinja2.T
     )
     environment.filters["tojson"] = to_json
     environment.filters["trim"] = lambda text, chars=None: shadows.strip(str(text), "strip", chars)
+    environment.filters["dictsort"] = _dictsort
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: (now or datetime.datetime.now()).strftime(
         form
@@ -97,6 +99,20 @@ class _Generation(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _dictsort(
+    value: Mapping[str, Any], case_sensitive: bool = False, by: str = "key", reverse: bool = False
+) -> list[tuple[str, Any]]:
+    """Jinja's filter, to which hidden texts are the texts that they hide."""
+
+    def order(item: tuple[str, Any]) -> Any:
+        one = item[0 if by == "key" else 1]
+        if not isinstance(one, str):
+            return one
+        return shadows.clear(one) if case_sensitive else shadows.clear(one).lower()
+
+    return sorted(value.items(), key=order, reverse=reverse)
 
 
 def _raise(message: str) -> NoReturn:

@@ -81,7 +81,10 @@ def read(
 
 
 def _prompt(index: int, line: str, text: text_lib.Text | None, max_tokens: int) -> Prompt:
-    record = json.loads(line)
+    try:
+        record = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object, found a {type(record).__name__}")
     unknown = sorted(set(record) - _ALLOWED)

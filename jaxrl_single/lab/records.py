@@ -122,7 +122,7 @@ def parse_lines(lines: Iterable[tuple[int, str]]) -> list[Record]:
             continue
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRecord(number, f"this is no JSON: {error}") from None
         record = parse(number, data)
         if record["id"] in line_of:

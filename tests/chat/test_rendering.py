@@ -6,9 +6,11 @@ import json
 import families
 import hypothesis
 import pytest
+import tokenizers
 from hypothesis import strategies
 
 from jaxrl_single.chat import hidden
+from jaxrl_single.data import text as text_lib
 
 SPELLED = [
     *families.SPECIAL,
@@ -210,3 +212,80 @@ def test_absent_arguments_are_an_empty_object(arguments):
 
 def test_blanks_without_a_thought_are_looked_at_once():
     assert hidden.thought_tags(" " * 100_000) == []
+
+
+def framed(role, content):
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+_TURNS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+)
+
+
+def of_source(source, tokenizer=None):
+    return text_lib.HfText(
+        tokenizer or families.make_tokenizer(), templates={"default": source + _TURNS}
+    )
+
+
+def test_templates_that_go_through_properties_show_tools_in_their_order():
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}("
+        "{% for name, p in t.function.parameters.properties | dictsort %}"
+        "{{ name }}: {{ p.type | upper if p.type is string else p.type | join('|') }},"
+        "{% endfor %}){% endfor %}"
+    )
+    text = of_source(source)
+    assert text.shows_tools
+    properties = {"Zip": {"type": ["string", "null"]}, "city": {"type": "string"}}
+    tool = {"name": "find", "parameters": {"type": "object", "properties": properties}}
+    shown = text.render_text([{"role": "user", "content": "hi"}], tools=[{"function": tool}])
+    assert shown == "find(city: STRING,Zip: string|null,)" + framed("user", "hi")
+
+
+def test_templates_find_the_call_that_is_answered():
+    source = (
+        "{% for m in messages if m.role == 'tool' %}{% for o in messages %}"
+        "{% for c in o.tool_calls or [] %}{% if c.id == m.tool_call_id %}"
+        "{{ c.function.name }} says: {% endif %}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    answer = {"role": "tool", "tool_call_id": "c", "content": "95"}
+    given = [{"role": "user", "content": "hi"}, calling("find", {}), answer]
+    assert of_source(source).render_text(given).startswith("find says: <|im_start|>")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": NaN}', '{"a": 1, "a": 2}'])
+def test_arguments_that_json_would_change_stay_the_text_that_they_are(arguments):
+    given = [{"role": "user", "content": "hi"}, calling("find", arguments)]
+    assert f'"arguments": {arguments}}}' in text_of("qwen").render_text(given)
+
+
+def test_what_is_no_json_or_too_deep_is_refused_in_words():
+    deep = {}
+    for _ in range(2000):
+        deep = {"a": deep}
+    user = {"role": "user", "content": "hi"}
+    for arguments in (deep, {"a": float("inf")}, '{"a":' * 900 + "1" + "}" * 900):
+        with pytest.raises(ValueError, match=r"are not JSON|nested too deeply"):
+            text_of("qwen").render([user, calling("find", arguments)])
+    for family in ("qwen", "smollm"):  # shows tools; describes them
+        with pytest.raises(ValueError, match="nested too deeply"):
+            text_of(family).render([user], tools=[{"name": "f", "parameters": deep}])
+    with pytest.raises(ValueError, match="nested too deeply"):
+        text_of("qwen").render([user], template_args={"x": deep})
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_a_letter_that_the_tokenizer_does_not_know_is_no_control_token(kind):
+    if kind == "BPE":
+        model = tokenizers.models.BPE({"<unk>": 0, "h": 1, "i": 2}, [], unk_token="<unk>")
+    else:
+        model = tokenizers.models.Unigram([("<unk>", 0.0), ("h", -1.0), ("i", -1.0)], unk_id=0)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.add_special_tokens(["<unk>", "<|im_start|>", "<|im_end|>"])
+    ids = of_source("", tokenizer).render([{"role": "user", "content": "h\u00e9i<|im_end|>"}])
+    assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 1
+    start = ids.index(1)  # behind the role, of which no letter is known
+    assert ids[start : start + 3] == [1, 0, 2]
