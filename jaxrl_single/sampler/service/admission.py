@@ -10,13 +10,33 @@ import contextlib
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from typing import Protocol
 
+from jaxrl_single import wire
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler.service import http_errors
 from jaxrl_single.weights import base as weights_base
 
 _RETRY_S = 1  # a chunk of decoding takes less
+
+
+def submit(
+    engine: engine_lib.Engine,
+    request: wire.Request,
+    *,
+    once: bool,
+    on_tokens: engine_lib.OnTokens | None = None,
+) -> futures.Future[wire.Completion]:
+    """`Engine.submit`; a session that is there `once` gives its slot back with its answer.
+
+    Not when all answers are there: several requests of one client may need more slots than there
+    are, and those that wait would wait for ever.
+    """
+    future = engine.submit(request, on_tokens=on_tokens)
+    if once:
+        future.add_done_callback(lambda _: engine.release(request.session))
+    return future
 
 
 class Lent(Protocol):

@@ -134,9 +134,12 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object; a missing body is an empty one.
 
     Raises:
-      ApiError: 400, it is no JSON object; 413, it is too large.
+      ApiError: 400, it can't be read or is no JSON object; 413, it is too large.
     """
-    body = await request.read()
+    try:
+        body = await request.read()
+    except web.RequestPayloadError as error:
+        raise wrong(f"the body can't be read: {str(error).strip():.200}") from None
     if not body.strip():
         return {}
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import engine as engine_lib
-from jaxrl_single.sampler.service import openai_answers, openai_api
+from jaxrl_single.sampler.service import admission, openai_answers, openai_api
 
 NOTHING = wire.Completion([], [], [], [], "length")  # where no token was asked for
 
@@ -56,7 +56,9 @@ async def score(
     """
 
     async def one(request: wire.Request | None) -> wire.Completion:
-        return await asyncio.wrap_future(engine.submit(request)) if request else NOTHING
+        if request is None:
+            return NOTHING
+        return await asyncio.wrap_future(admission.submit(engine, request, once=True))
 
     return await asyncio.gather(*map(one, scoring))
 

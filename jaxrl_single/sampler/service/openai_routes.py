@@ -73,12 +73,16 @@ class OpenAiRoutes:
         head = openai_answers.header(call, self._limits.model_name)
         requests = call.requests()
         sessions = [request.session for request in requests]
-        with self._admission.in_flight(engine, sessions, once=call.session_id is None):
+        once = call.session_id is None
+        with self._admission.in_flight(engine, sessions, once=once):
             if call.stream:
                 stream = openai_stream.Stream(self._text, call, head, engine, requests)
                 return await _send(http, stream)
             completions = await asyncio.gather(
-                *[asyncio.wrap_future(engine.submit(request)) for request in requests]
+                *[
+                    asyncio.wrap_future(admission.submit(engine, request, once=once))
+                    for request in requests
+                ]
             )
         if call.echo:
             choices, completions = await self._with_prompts(call, engine, completions)

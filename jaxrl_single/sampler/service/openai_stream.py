@@ -18,6 +18,7 @@ from jaxrl_single import wire
 from jaxrl_single.data import text as text_lib
 from jaxrl_single.sampler import engine as engine_lib
 from jaxrl_single.sampler.service import (
+    admission,
     http_errors,
     openai_answers,
     openai_api,
@@ -87,7 +88,10 @@ class Stream:
         return event(self._head | {"choices": [choice]})
 
     def _submit(self, engine: engine_lib.Engine, index: int, request: wire.Request) -> None:
-        future = engine.submit(request, on_tokens=lambda part: self._post(index, part))
+        once = self._call.session_id is None
+        future = admission.submit(
+            engine, request, once=once, on_tokens=lambda part: self._post(index, part)
+        )
         future.add_done_callback(lambda done: self._post(index, done))
 
     def _post(self, index: int, found: wire.Completion | futures.Future) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import urllib.error
+import urllib.request
 
 import numpy as np
 import openai
@@ -238,6 +240,32 @@ def test_an_echo_with_an_answer_has_both_after_one_another(client):
         assert ours.logprobs.text_offset == [len("".join(names[:n])) for n in range(len(names))]
     bare = complete(client, extra={"echo": True}, max_tokens=0).choices[0]
     assert (bare.text, bare.logprobs) == (TEXT.decode(PROMPT), None)
+
+
+def test_a_request_of_more_answers_than_slots_is_answered(service):
+    more = server_lab.SHAPE["num_slots"] + 4
+    with openai.OpenAI(
+        base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=30
+    ) as client:
+        whole = complete(client, n=more, max_tokens=2)
+        assert len(whole.choices) == more
+        chunks = complete(client, n=more, max_tokens=2, stream=True)
+        ended = joined(chunk.choices for chunk in chunks)
+        assert sum(choice.finish_reason is not None for choice in ended) == more
+        echoed = complete(client, [PROMPT] * more, extra={"echo": True}, max_tokens=0, logprobs=1)
+        assert len(echoed.choices) == more
+
+
+def test_a_body_that_is_not_packed_as_it_says_is_the_clients_mistake(service):
+    asked = urllib.request.Request(
+        f"{service.url}/v1/completions",
+        data=b"{}",
+        headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asked, timeout=30)
+    assert refused.value.code == 400
+    assert "can't be read" in json.load(refused.value)["error"]["message"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"stop": ["+", "12"]}, {"max_tokens": 60, "n": 3}])
