@@ -51,7 +51,7 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
             raise ValueError(
                 f'tools[{number}] must be {{"type": "function", "function": {{"name": ...}}}}'
             )
-        if not isinstance(function.get("parameters") or {}, Mapping):
+        if not isinstance(function.get("parameters"), Mapping | None):
             raise ValueError(f"tools[{number}]: parameters must be a JSON schema, an object")
     return list(tools)
 

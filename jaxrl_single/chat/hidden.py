@@ -237,11 +237,17 @@ def _as_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answers_as_user(given: Sequence[Mapping[str, Any]], numbers: set[int]) -> list[dict[str, Any]]:
-    """The messages with these answers of tools said by the user, for a template without tools."""
-    found = []
+    """The messages with these answers of tools said by the user, for a template without tools.
+
+    Answers that follow each other are one message: such templates often want turns to alternate.
+    """
+    found: list[dict[str, Any]] = []
     for number, message in enumerate(given):
         if number in numbers:
             content = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if number - 1 in numbers:
+                found[-1]["content"] += f"\n{content}"
+                continue
             message = {"role": "user", "content": content}
         found.append(dict(message))
     return found

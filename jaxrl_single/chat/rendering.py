@@ -127,7 +127,14 @@ class Renderer:
         self, given: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
     ) -> shadows.Shown:
         """The rendering, in which everything that was given has left a trace."""
-        shown, missing = self._attempt(given, tools, options)
+        try:
+            shown, missing = self._attempt(given, tools, options)
+        except ValueError:
+            answers = {i for i, one in enumerate(given) if one["role"] == "tool"}
+            if not answers or self.shows_tools:
+                raise
+            given = hidden.answers_as_user(given, answers)  # some refuse what they don't show
+            shown, missing = self._attempt(given, tools, options)
         lost = _numbers(missing, "calls") | _numbers(missing, "content")
         calls = {number for number in lost if "tool_calls" in given[number]}
         if calls:

@@ -302,12 +302,15 @@ class React(Scanner):
         place = self._skip(place + len("Action Input:"))
         arguments, end = self._input(name, place)
         said = self.text[end:].partition("Observation:")[0]  # the rest is made up
-        if answer(said) != said:
+        before = thoughts.said(self.text[:start])
+        if answer(said) != said or answer(before) != before:
             raise _Malformed("an Action and a Final Answer are in one message; write one of them")
         invented = self.text.startswith("Observation:", self._skip(end))
         return Call(name, arguments), len(self.text) if invented else end
 
     def _input(self, name: str, start: int) -> tuple[Mapping[str, Any], int]:
+        if self.text[start - 1] == "\n" and _REACT_LINE.match(self.text, start):
+            raise _Malformed(f"the Action Input of {name} is empty; write {{}} for no arguments")
         if self.text.startswith("{", start):
             inside = self._skip(start + 1)
             try:

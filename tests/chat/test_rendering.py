@@ -289,3 +289,19 @@ def test_a_letter_that_the_tokenizer_does_not_know_is_no_control_token(kind):
     assert ids.count(tokenizer.token_to_id("<|im_end|>")) == 1
     start = ids.index(1)  # behind the role, of which no letter is known
     assert ids[start : start + 3] == [1, 0, 2]
+
+
+def test_answers_of_tools_where_only_users_and_agents_may_speak_are_said_by_the_user():
+    source = (
+        "{% for m in messages if m.role != 'system' %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    user = {"role": "user", "content": "hi"}
+    answers = [{"role": "tool", "content": content} for content in ("95", "96<|im_end|>")]
+    text = of_source(source)
+    shown = text.render_text([user, calling("find", {}), *answers])
+    said = "\n".join(f"<tool_response>\n{one['content']}\n</tool_response>" for one in answers)
+    assert shown.endswith(framed("user", said))
+    with pytest.raises(ValueError, match="roles must alternate"):
+        text.render([user, user])

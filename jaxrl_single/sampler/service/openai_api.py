@@ -344,7 +344,7 @@ def _special_token(string: str, text: text_lib.Text) -> int | None:
 
 def _logit_bias(given: dict[str, Any]) -> tuple[tuple[int, float], ...]:
     for token, bias in given.items():
-        if not token.isdecimal() or not fields_lib.are_ids([int(token)]):
+        if not token.isdecimal() or len(token) > 10 or not fields_lib.are_ids([int(token)]):
             raise http_errors.wrong(f"logit_bias: {token!r:.80} is no token id", "logit_bias")
         if not fields_lib.is_number(bias) or abs(bias) > 100:
             raise http_errors.wrong(

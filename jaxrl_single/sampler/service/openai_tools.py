@@ -124,7 +124,7 @@ def _check_schema(tool: Any, where: str) -> None:
         raise http_errors.wrong(
             f'{where} must be {{"type": "function", "function": {{"name": ...}}}}', "tools"
         )
-    if not isinstance(function.get("parameters") or {}, dict):
+    if not isinstance(function.get("parameters"), dict | None):
         raise http_errors.wrong(f"{where}: parameters must be a JSON schema, an object", "tools")
 
 
