@@ -19,13 +19,13 @@ import tempfile
 
 NUM_TOKENS = 1000
 GROUP = 8
-# The child prints its own peak: ru_maxrss of children would be that of the largest so far.
 _CHILD = """
-import resource, sys, time
+import sys, time
+from jaxrl_single.lab import resumable
 from jaxrl_single.run import score
 start = time.time()
 code = score.main()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, time.time() - start)
+print(resumable.peak_rss_mb(), time.time() - start)
 sys.exit(code)
 """
 
