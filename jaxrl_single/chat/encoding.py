@@ -25,6 +25,7 @@ class Encoder:
 
     Attributes:
       control: the added tokens that control: text -> id. Content never becomes one of them.
+      special: ids of those that the tokenizer calls special; tags of thoughts often are not.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
@@ -33,6 +34,7 @@ class Encoder:
         words = [one for one in added.values() if not one.special and _WORD.fullmatch(one.content)]
         kept = {one.content for one in words}
         self.control = {one.content: i for i, one in added.items() if one.content not in kept}
+        self.special = frozenset(i for i, one in added.items() if one.special)
         self._control_ids = frozenset(self.control.values())
         # The same tokenizer (it shares the vocabulary) that knows no control tokens.
         plain = tokenizers.Tokenizer(tokenizer.model)

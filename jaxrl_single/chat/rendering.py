@@ -216,7 +216,8 @@ class Renderer:
             text = self._template(tools).render(further | variables)
         # A template is a program of others: wrong messages end it in many ways.
         except (
-            jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError
+            jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError,
+            ArithmeticError, RecursionError,
         ) as error:  # fmt: skip
             raise ValueError(
                 f"{self._where}: the chat template refuses these messages: {error}"
@@ -230,7 +231,9 @@ class Renderer:
             odd = any(ord(one) >= shadows.FIRST for one in value)
             return hider.hide(value, shadows.CONTENT) if spells or odd else value
         if isinstance(value, Mapping):
-            return {key: self._visible(one, hider) for key, one in value.items()}
+            return {
+                self._visible(key, hider): self._visible(one, hider) for key, one in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._visible(one, hider) for one in value]
         return value
@@ -257,9 +260,12 @@ class Renderer:
                 continue
             behind = shown[int(places[-1]) + 1 :]
             template_only = behind[: next(iter(np.flatnonzero(behind.origins)), len(behind.text))]
-            for token in self.encoder.ids(template_only):
-                if token in self.encoder.control.values():
-                    return (token,)
+            written = self.encoder.ids(template_only)
+            # A tag that is no special token closes a part of the turn, if there is one that is.
+            for closing in (self.encoder.special, self.encoder.control.values()):
+                for token in written:
+                    if token in closing:
+                        return (token,)
         return ()
 
     def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:

@@ -320,6 +320,11 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _templates(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, str]:
     found = config.get("chat_template")
     if isinstance(found, list):
+        if not all(isinstance(one, dict) and {"name", "template"} <= one.keys() for one in found):
+            raise ValueError(
+                f"{directory}/tokenizer_config.json: chat_template must be a text, or a list of "
+                "objects with name and template"
+            )
         templates = {entry["name"]: entry["template"] for entry in found}
     else:
         templates = {rendering.DEFAULT: found} if isinstance(found, str) else {}
@@ -327,5 +332,8 @@ def _templates(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, 
     files |= {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
     for name, path in files.items():
         if path.exists():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}: not a text in UTF-8 ({error})") from error
     return templates

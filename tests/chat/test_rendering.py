@@ -305,3 +305,36 @@ def test_answers_of_tools_where_only_users_and_agents_may_speak_are_said_by_the_
     assert shown.endswith(framed("user", said))
     with pytest.raises(ValueError, match="roles must alternate"):
         text.render([user, user])
+
+
+def test_a_tag_behind_what_the_assistant_said_is_not_what_ends_its_turn():
+    tokenizer = families.make_tokenizer()
+    tokenizer.add_tokens(["</answer>"])
+    source = "{% for m in messages %}{{ m.role + m.content + '</answer></s><|eot|>' }}{% endfor %}"
+    text = text_lib.HfText(tokenizer, templates={"default": source})
+    assert text.stop_token_ids == (tokenizer.token_to_id("</s>"),)
+    source = source.replace("</s><|eot|>", "")
+    text = text_lib.HfText(tokenizer, templates={"default": source})
+    assert text.stop_token_ids == (tokenizer.token_to_id("</answer>"),)
+
+
+def test_variables_of_a_template_write_no_control_tokens_not_in_names_either():
+    text = of_source("{{ extra | tojson }}")
+    (end,) = text.tokenise("<|im_end|>")
+    extra = {"<|im_end|>": ["<|im_end|>"]}
+    ids = text.render([{"role": "user", "content": "a"}], template_args={"extra": extra})
+    assert ids.count(end) == 1
+    with pytest.raises(ValueError, match="division by zero"):
+        of_source("{{ 1 / n }}").render([{"role": "user", "content": "a"}], template_args={"n": 0})
+
+
+def test_a_file_of_a_template_that_is_none_is_named(tmp_path):
+    families.save(tmp_path, "qwen")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template.jinja: not a text in UTF-8"):
+        text_lib.HfText.load(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    listed = {"chat_template": [{"name": "default"}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match="a list of objects with name and template"):
+        text_lib.HfText.load(tmp_path)
