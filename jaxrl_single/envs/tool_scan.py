@@ -25,6 +25,7 @@ _FUNCTION_TAG = re.compile(r"<function=|</function>|<parameter=|</parameter>")
 _ARGUMENT_TAG = re.compile(r"</?arg_key>|</?arg_value>|</?tool_call>")
 _LLAMA_OPENING = re.compile(r'<\|python_tag\|>|\{\s*+"(?:name|type|parameters|function)"')
 _LLAMA_NAME = re.compile(r'\{\s*+"name"\s*+:\s*+"([^"]*+)"')
+_LLAMA_WITHIN = re.compile(r'"\s*+:\s*+\Z')  # behind the key of another object
 _LLAMA_NEXT = re.compile(f"[{_LLAMA_BETWEEN}]*+\\{{")
 _REACT_LINE = re.compile(r"[ \t]*+(?:Thought|Action|Action Input|Observation|Final Answer):")
 _FENCE = re.compile(r"```py(?:thon)?+[ \t]*+\n")
@@ -259,7 +260,8 @@ class Llama3(Scanner):
                 return None
             fault = f"the call is not JSON: {error}"
             return thoughts.Found(start, len(self.text), fault=fault)
-        if not (tagged or follows or self._is_call(found)):
+        within = _LLAMA_WITHIN.search(self.text[max(0, start - 9) : start])
+        if not (tagged or follows or self._is_call(found)) or within:
             return thoughts.Found(start, end)
         try:
             return thoughts.Found(start, end, _as_call(found, ("parameters", "arguments")))
