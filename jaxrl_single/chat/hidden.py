@@ -51,6 +51,12 @@ class Marked(str):
         return self
 
 
+class Sampled(Marked):
+    """What a policy said. A template may leave it out; messages from outside it must show."""
+
+    __slots__ = ()
+
+
 def thought_tags(text: str) -> list[tuple[int, int]]:
     """Where the tags of the thought at the beginning of an assistant's text are."""
     thought = _THOUGHT.match(text)

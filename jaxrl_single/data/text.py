@@ -255,7 +255,7 @@ class HfText:
         written = hidden.messages([message], hider, self.tool_format)[0]["content"]
         return self.ids_of(hider.reveal(written)[0])
 
-    def sampled(self, ids: Sequence[int]) -> hidden.Marked:
+    def sampled(self, ids: Sequence[int]) -> hidden.Sampled:
         """The text of sampled ids, special tokens shown; which parts were control tokens."""
         text, visible, run = "", [], []
         controls = {token: name for name, token in self._encoder.control.items()}
@@ -269,7 +269,7 @@ class HfText:
         text += self._piece(run, controls)
         if hidden.THOUGHT_END not in self._encoder.control:  # templates look for its letters
             visible = sorted({*visible, *hidden.thought_tags(text)})
-        return hidden.Marked(text, visible)
+        return hidden.Sampled(text, visible)
 
     def _piece(self, ids: list[int], controls: Mapping[int, str]) -> str:
         """The text of ids without that of a control token at their beginning."""

@@ -304,8 +304,7 @@ class React(Scanner):
         place = self._skip(place + len("Action Input:"))
         arguments, end = self._input(name, place)
         said = self.text[end:].partition("Observation:")[0]  # the rest is made up
-        before = thoughts.said(self.text[:start])
-        if answer(said) != said or answer(before) != before:
+        if any(answer(one) != one for one in (said, thoughts.said(self.text[:start]))):
             raise _Malformed("an Action and a Final Answer are in one message; write one of them")
         invented = self.text.startswith("Observation:", self._skip(end))
         return Call(name, arguments), len(self.text) if invented else end

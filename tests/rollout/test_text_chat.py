@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import tokenizers
-from chat_lab import SUM, TEMPLATES, make_chat, make_text
+from chat_lab import SPECIAL, SUM, TEMPLATES, TOKENIZER, make_chat, make_text
 from tokenizers import models
 
 from jaxrl_single.data import text as text_lib
@@ -308,3 +308,25 @@ def test_a_thought_of_the_prompt_is_told_with_the_action_and_ended_by_a_script(t
     dialogue.prompt(QUESTION)
     assert dialogue.act(text.tokenise("hm 4")) == "<think>hm 4"
     assert dialogue.act(text_chat.TextChat(text).action_ids("95")) == "<think>\n</think>\n\n95"
+
+
+@pytest.mark.parametrize("on_rewrite", text_chat.ON_REWRITE)
+@pytest.mark.parametrize("action", ["", "<think>hm", "so <think>hm"])
+def test_no_action_is_an_error_because_the_template_leaves_it_out(on_rewrite, action):
+    source = (
+        "{% for m in messages if m.content %}{% set said = m.content %}"
+        "{% if m.role == 'assistant' and '<think>' in said %}{% set said = '' %}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + said + '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    text = text_lib.HfText(tokenizer, templates={"default": source})
+    dialogue = text_chat.TextChat(text, on_rewrite=on_rewrite).dialogue()
+    dialogue.prompt("hi")
+    dialogue.act([*text.tokenise(action), *text.stop_token_ids])
+    observed = dialogue.observe("95")
+    assert observed.opens_segment == (on_rewrite == "segment")
+    assert "<|im_start|>tool\n95<|im_end|>" in text.decode(observed.ids, keep_special=True)
+    with pytest.raises(ValueError, match="does not show message 1"):  # from outside it is
+        text.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": ""}])
