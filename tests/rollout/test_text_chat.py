@@ -321,6 +321,7 @@ def test_no_action_is_an_error_because_the_template_leaves_it_out(on_rewrite, ac
     )
     tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
     tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_tokens(["<think>"])
     text = text_lib.HfText(tokenizer, templates={"default": source})
     dialogue = text_chat.TextChat(text, on_rewrite=on_rewrite).dialogue()
     dialogue.prompt("hi")
