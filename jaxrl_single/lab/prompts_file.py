@@ -114,9 +114,12 @@ def _tokens(record: dict[str, Any], kind: str, text: text_lib.Text | None) -> li
         if not isinstance(value, str):
             raise ValueError(f"prompt: expected a text, found a {type(value).__name__}")
         return text.encode(value)
-    template_args = record.get(_TEMPLATE_ARGS, {})
+    template_args = record.get(_TEMPLATE_ARGS)
+    template_args = {} if template_args is None else template_args
     if not isinstance(template_args, dict):
         raise ValueError(f"{_TEMPLATE_ARGS}: expected an object")
+    if value == []:
+        raise ValueError("messages: there is no message; give at least one")
     return text.render(value, tools=record.get("tools"), template_args=template_args)
 
 

@@ -61,6 +61,8 @@ def test_three_kinds_of_prompts(tmp_path, text):
         ('{"prompt_token_ids": [1, 290]}', r"token 1 is 290, ids are 0 \.\. 289"),
         ('{"prompt_token_ids": [-1]}', "token 0 is -1"),
         (json.dumps({"prompt_token_ids": [1] * 16}), "has 16 tokens; the model's context is 16"),
+        ('{"messages": []}', "there is no message"),
+        ('{"messages": ' + '{"a":' * 20000, "nested too deeply"),
         ('{"prompt": 3}', "prompt: expected a text, found a int"),
         ('{"messages": "hi"}', "messages: expected a list of objects"),
         ('{"messages": [{"role": "system", "content": ""}]}', "unknown role system"),
@@ -83,6 +85,12 @@ def test_three_kinds_of_prompts(tmp_path, text):
 def test_mistakes_name_the_line(tmp_path, text, line, message):
     with pytest.raises(prompts_file.BadPrompt, match=r"prompts\.jsonl, line 2: .*" + message):
         read(tmp_path, '{"prompt": "a"}', line, text=text)
+
+
+def test_null_variables_are_none(tmp_path, text):
+    line = json.dumps({"messages": USER, "chat_template_kwargs": None, "tools": None})
+    (found,) = read(tmp_path, line, text=text, context_length=200)
+    assert found.tokens == tuple(text.render(USER))
 
 
 def test_without_a_tokenizer_there_are_token_ids_only(tmp_path):

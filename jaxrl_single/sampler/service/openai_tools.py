@@ -60,7 +60,8 @@ def take_schemas(found: fields_lib.Fields) -> list[dict[str, Any]]:
     Raises:
       ApiError: 400, a tool is malformed, or the choice is none of OpenAI's.
     """
-    tools = found.take("tools") or []
+    tools = found.take("tools")
+    tools = [] if tools is None else tools
     if not isinstance(tools, list):
         raise http_errors.wrong("tools must be a list of objects", "tools")
     for number, tool in enumerate(tools):

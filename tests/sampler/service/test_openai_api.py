@@ -218,6 +218,7 @@ def test_a_wrong_field_is_refused_by_its_name(field, value):
         ("messages", [{"role": "assistant", "content": "1", "tool_calls": [{"id": "a"}]}]),
         ("messages", [{"role": "assistant", "content": "1", "tool_calls": 5}]),
         ("tools", ["add"]),
+        ("tools", {}),
         ("tools", [{"function": {"name": "f", "parameters": []}}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
