@@ -69,10 +69,12 @@ def parsed(text: str, tool_format: str | None) -> Marked:
         return text
     found = thought_tags(text)
     if tool_format is not None:
-        calls = tool_formats.get(tool_format).parse(text)
-        if calls.calls and calls.start is not None:
-            tags = _CALL_TAG.finditer(text, calls.start)
-            found += [tag.span() for tag in tags if tag.start() >= (found[-1][1] if found else 0)]
+        # A tag within an argument is a part of it; GLM's arguments stand between tags of their own.
+        for start, end in tool_formats.get(tool_format).parse(text).spans:
+            for tag in _CALL_TAG.finditer(text, start, end):
+                frames = tag.start() == start or tag.end() == end
+                if frames or (tool_format == "glm" and "arg_" in tag[0]):
+                    found.append(tag.span())
     return Marked(text, found)
 
 

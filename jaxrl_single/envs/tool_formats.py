@@ -39,6 +39,7 @@ class Parsed:
         that ends within a thought is all thought.
       start: where in the message its first call begins, None if it has none.
       rest: where in the message the malformed call begins, None if there is none.
+      spans: from where to where in the message each of the calls goes.
     """
 
     calls: tuple[Call, ...]
@@ -47,6 +48,7 @@ class Parsed:
     thought: str = ""
     start: int | None = None
     rest: int | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +102,15 @@ class Format:
         if found.unfinished:
             return Parsed((), "", thought=thought)
         said = "".join(text[start:end] for start, end in found.said).strip()
-        calls = tuple(one.call for one in found.calls if not one.fault)
+        good = [one for one in found.calls if not one.fault]
+        calls, spans = tuple(one.call for one in good), tuple((one.start, one.end) for one in good)
         start = found.calls[0].start if found.calls else None
         if start is None and self.answer_of is not None:
             said = self.answer_of(said)
         if found.calls and found.calls[-1].fault:
             last = found.calls[-1]
-            return Parsed(calls, said, last.fault, thought, start, last.start)
-        return Parsed(calls, said, None, thought, start)
+            return Parsed(calls, said, last.fault, thought, start, last.start, spans)
+        return Parsed(calls, said, None, thought, start, spans=spans)
 
 
 def of_template(source: str) -> str | None:

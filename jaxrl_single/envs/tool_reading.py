@@ -51,7 +51,8 @@ async def parse(
         return _unread(text)
     found = json.loads(answer)
     calls = tuple(tool_formats.Call(**call) for call in found.pop("calls"))
-    return tool_formats.Parsed(calls, **found)
+    spans = tuple(map(tuple, found.pop("spans")))
+    return tool_formats.Parsed(calls, **found, spans=spans)
 
 
 def _unread(text: str) -> tool_formats.Parsed:

@@ -338,3 +338,39 @@ def test_a_file_of_a_template_that_is_none_is_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
     with pytest.raises(ValueError, match="a list of objects with name and template"):
         text_lib.HfText.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "call", "tags"),
+    [
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": '
+            '{"x": "</tool_call><tool_call><arg_key>"}}</tool_call>',
+            ["<tool_call>", "</tool_call>"],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=x></tool_call></parameter></function></tool_call>",
+            ["<tool_call>", "</tool_call>"],
+        ),
+        (
+            "glm",
+            "<tool_call>f<arg_key>x</arg_key><arg_value></tool_call></arg_value></tool_call>",
+            [
+                *("<tool_call>", "<arg_key>", "</arg_key>"),
+                *("<arg_value>", "</arg_value>", "</tool_call>"),
+            ],
+        ),
+        (
+            "llama3",
+            '<|python_tag|>{"name": "f", "parameters": {"x": "<|python_tag|>"}}',
+            ["<|python_tag|>"],
+        ),
+    ],
+)
+def test_a_tag_within_an_argument_is_a_part_of_it(tool_format, call, tags):
+    """An assistant's text from outside: only tags that frame its calls are control tokens."""
+    text = f"Well. {call}{call} Done."
+    marked = hidden.parsed(text, tool_format)
+    assert [text[start:end] for start, end in marked.visible] == 2 * tags
