@@ -1,4 +1,4 @@
-"""Prints the table of algorithms as Markdown, as it stands in the README.
+"""Prints the table of algorithms as Markdown, as it stands in docs/algorithms.md.
 
 python -m jaxrl_single.run.table
 """
