@@ -33,7 +33,7 @@ def read_tasks(
     """
     path = pathlib.Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidTasks(f"tasks file {path}: cannot be read: {error}") from error
     tasks: list[types.Task] = []

@@ -197,7 +197,9 @@ def line(error: BaseException) -> str:
     """What a traceback ends with, at most MAX_LINE characters; never fails."""
     try:
         with watched("an exception's __str__", _DESCRIBE_S):
-            return writable(traceback.format_exception_only(error)[-1].strip(), MAX_LINE)
+            told = traceback.TracebackException(type(error), error, None)
+            told.__notes__ = None  # they come last, but do not say what was raised
+            return writable(list(told.format_exception_only())[-1].strip(), MAX_LINE)
     except BaseException as failure:
         kind = writable(type(error).__name__, MAX_LINE)
         return f"{kind} (its text can't be had: {type(failure).__name__})"

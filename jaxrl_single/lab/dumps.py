@@ -54,7 +54,7 @@ def samples_of(path: os.PathLike[str] | str, source: str) -> Iterator[Json]:
     Raises:
       ValueError: a line is no JSON object; columns are of different lengths.
     """
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         for number, text in enumerate(lines, start=1):
             if not text.strip():
                 continue
@@ -162,7 +162,7 @@ def add_fields(records: Sequence[Json], path: os.PathLike[str] | str) -> None:
       ValueError: a line is no JSON object, or has no id, or that of no record.
     """
     by_id = {record["id"]: record for record in records}
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         for number, text in enumerate(lines, start=1):
             if not text.strip():
                 continue

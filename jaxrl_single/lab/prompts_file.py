@@ -65,7 +65,7 @@ def read(
       OSError: the file cannot be read.
     """
     prompts = []
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

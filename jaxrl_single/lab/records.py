@@ -109,7 +109,7 @@ def read(path: os.PathLike[str] | str) -> list[Record]:
       BadRecord: a line is wrong; the first one.
       OSError: the file cannot be read.
     """
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         return parse_lines(enumerate(lines, start=1))
 
 

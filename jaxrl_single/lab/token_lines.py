@@ -43,7 +43,7 @@ def read(path: str | os.PathLike, *, vocab_size: int) -> list[Line]:
       OSError: the file cannot be read.
     """
     found, wrong = [], []
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

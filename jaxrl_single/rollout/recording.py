@@ -250,6 +250,8 @@ def _check_result(result: Any) -> None:
         raise ValueError(f"role is {result.role!r}, allowed are {chat.ROLES}")
     if not isinstance(result.info, Mapping):
         raise TypeError(f"info is a {type(result.info).__name__}, expected a dict")
+    for name in ("terminated", "truncated"):
+        _checked_verdict(name, getattr(result, name))
 
 
 def _checked_reward(reward: Any, turn: int) -> float:
@@ -279,9 +281,13 @@ def _facts(info: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def _checked_success(success: Any) -> bool:
+    return _checked_verdict("info['success']", success)
+
+
+def _checked_verdict(name: str, verdict: Any) -> bool:
     """True, False, or a number that means one of them; any other text or number may mean both."""
-    if not isinstance(success, bool | np.bool_ | numbers.Real) or success not in (0, 1):
+    if not isinstance(verdict, bool | np.bool_ | numbers.Real) or verdict not in (0, 1):
         raise ValueError(
-            f"info['success'] is {user_code.shorten(repr(success), 80)}, expected True or False"
+            f"{name} is {user_code.shorten(repr(verdict), 80)}, expected True or False"
         )
-    return bool(success)
+    return bool(verdict)

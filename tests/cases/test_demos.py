@@ -106,10 +106,19 @@ def test_c13_the_message_of_an_error_is_bounded_and_can_be_written(tmp_path):
     message.encode()
 
 
+def test_c13_notes_do_not_hide_what_was_raised(tmp_path):
+    error = ValueError("the port is closed")
+    error.add_note("while the ticket was played")
+    played, _ = drain(tmp_path, thrower(error))
+    assert played[3].error.message.splitlines()[0] == "ValueError: the port is closed"
+    assert "while the ticket was played" in played[3].error.message
+
+
 GIVEN = {
     "a_role_that_is_no_text": (giver("", 1.0, True, role=object()), "env", "role is"),
     "a_verdict_that_is_a_word": (giver("", 1.0, True, info={"success": "no"}), "env", "success"),
     "a_reward_that_is_a_verdict": (giver("", True, True), "reward", "reward is True"),
+    "an_end_that_is_a_word": (giver("", 1.0, "no"), "env", "terminated is 'no'"),
     "too_much_to_read": (giver("1" * 2_000_000), "env", "2000000 characters"),
 }
 

@@ -53,6 +53,16 @@ def test_c12_a_reward_that_float32_cannot_square_is_named(score, reward):
     assert "from -1e+15 to 1e+15" in said
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(score, tmp_path, monkeypatch):
+    code, lines, _ = score("reinforce", [record(0), record(1, 0.5)])
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "in.jsonl").read_bytes())
+    flags = ["--algorithm=reinforce", f"--input={marked}", f"--output={tmp_path / 'marked_out'}"]
+    monkeypatch.setattr(sys, "argv", ["score", *flags])
+    assert (code, run_score.main()) == (0, 0)
+    assert [json.loads(x) for x in (tmp_path / "marked_out").read_text().splitlines()] == lines
+
+
 def test_c12_nan_is_no_reward_of_0(score):
     rewards = [None, None, 0.5, float("nan")]
     code, _, said = score("reinforce", [record(0), record(1, 0.5, rewards=rewards)])
