@@ -134,7 +134,7 @@ def read(config: ml_collections.ConfigDict, world: world_lib.World) -> Demonstra
     """
     path = pathlib.Path(config.warm_start.demonstrations_file)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDemonstrations(
             f"warm_start.demonstrations_file {path}: cannot be read: {error}"

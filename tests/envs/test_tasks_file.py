@@ -27,6 +27,11 @@ def test_reads_ids_defaults_and_further_keys(tmp_path):
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    path = _write(tmp_path, "\ufeff" + GOOD)
+    assert tasks_file.read_tasks(path) == [types.Task("mine/1", "1+2", "3")]
+
+
 def test_only_line_feeds_end_a_line(tmp_path):
     question = "a\u2028b\x85c"
     path = _write(tmp_path, f'{{"question": "{question}", "answer": "3"}}\r', GOOD)

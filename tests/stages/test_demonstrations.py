@@ -57,6 +57,11 @@ def test_a_conversation_of_the_calculator_is_what_its_script_plays(tmp_path):
     assert world.text.decode(found.tokens.tolist(), keep_special=True).startswith(whole)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    found, _, _ = read(tmp_path, "\ufeff" + json.dumps({"messages": SUM}))
+    assert len(found) == 1
+
+
 def test_a_played_trajectory_comes_back_from_both_exported_forms(tmp_path):
     config = common.base()
     config.env.tool_latency_s = 0.0
