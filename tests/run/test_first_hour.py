@@ -72,6 +72,22 @@ COMMANDS = {
     "export DIR/gone": "gone holds no run: run.json is missing",
     "export DIR/run --output=DIR/none/x": "there is no such directory",
     "import_records --from=trl --input=DIR/gone --output=DIR/o": "No such file or directory",
+    "convert --from=DIR/gone --to=DIR/o": "gone: there is no such directory or file",
+    "convert --from=DIR/file --to=DIR/o": "file: not a GGUF file",
+    "convert --from=DIR/run --to=DIR/o": "run holds no config yet: config.json is missing",
+    "convert --from=DIR/file --to=DIR/run": "run exists already; choose another directory",
+    "convert --from=DIR/file --to=DIR/o --version=x": "'x' is neither a number nor 'best'",
+    "convert --from=DIR/file --to=DIR/o --version=3": "file is not the workdir of a run",
+    "convert --from=DIR/file --to=DIR/o --dtype=int3": "argument --dtype: invalid choice: 'int3'",
+    "import_records --from=trll --input=DIR/file --output=DIR/o": "invalid choice: 'trll'",
+    "import_records --from=trl --input=DIR/torn.jsonl --output=DIR/o": "expected a JSON object",
+    "import_records --from=trl --input=DIR/run --output=DIR/o": "Is a directory",
+    "import_records --from=store --input=DIR/gone --output=DIR/o": "there is no run here",
+    "import_records --from=store --input=DIR/run --output=DIR/o --steps=x": "expected numbers",
+    "export DIR/run --form=text": "argument --form: invalid choice: 'text'",
+    "export DIR/run --output=DIR/run": "Is a directory",
+    "plot": "the following arguments are required: WORKDIR, --output",
+    "inspect DIR/file": "file holds no run: run.json is missing",
 }
 
 
@@ -101,6 +117,7 @@ def test_each_mistake_is_told_in_a_sentence(tmp_path):
         assert words in errors, (row, errors)
     assert not (tmp_path / "new").exists()
     assert not (tmp_path / "gone").exists()
+    assert not (tmp_path / "o").exists()
 
 
 def messages():
