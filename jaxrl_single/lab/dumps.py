@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_single import workdir
+from jaxrl_single.lab import lines as lines_lib
 
 Json = dict[str, Any]
 
@@ -54,15 +55,14 @@ def samples_of(path: os.PathLike[str] | str, source: str) -> Iterator[Json]:
     Raises:
       ValueError: a line is no JSON object; columns are of different lengths.
     """
-    with open(path, encoding="utf-8-sig") as lines:
-        for number, text in enumerate(lines, start=1):
-            if not text.strip():
-                continue
-            try:
-                data = json.loads(text)
-                yield from _samples(data, _COLUMN_OF[source])
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
+    for number, text in lines_lib.numbered(path):
+        if not text.strip():
+            continue
+        try:
+            data = json.loads(text)
+            yield from _samples(data, _COLUMN_OF[source])
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
 
 
 def from_trl(sample: Json, number: int) -> Json:
@@ -162,14 +162,13 @@ def add_fields(records: Sequence[Json], path: os.PathLike[str] | str) -> None:
       ValueError: a line is no JSON object, or has no id, or that of no record.
     """
     by_id = {record["id"]: record for record in records}
-    with open(path, encoding="utf-8-sig") as lines:
-        for number, text in enumerate(lines, start=1):
-            if not text.strip():
-                continue
-            data = workdir.parse_line(text.encode(), pathlib.Path(path), number)
-            if data.get("id") not in by_id:
-                raise ValueError(f"{path}, line {number}: no record has the id {data.get('id')!r}")
-            by_id[data["id"]].update(data)
+    for number, text in lines_lib.numbered(path):
+        if not text.strip():
+            continue
+        data = workdir.parse_line(text.encode(), pathlib.Path(path), number)
+        if data.get("id") not in by_id:
+            raise ValueError(f"{path}, line {number}: no record has the id {data.get('id')!r}")
+        by_id[data["id"]].update(data)
 
 
 class _Builder:

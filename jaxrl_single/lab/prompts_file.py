@@ -17,6 +17,7 @@ import os
 from typing import Any
 
 from jaxrl_single.data import text as text_lib
+from jaxrl_single.lab import lines as lines_lib
 
 _KINDS = ("prompt_token_ids", "prompt", "messages")
 _TEMPLATE_ARGS = "chat_template_kwargs"
@@ -65,16 +66,15 @@ def read(
       OSError: the file cannot be read.
     """
     prompts = []
-    with open(path, encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                prompt = _prompt(len(prompts), line, text, max_tokens)
-                _check(prompt, vocab_size, context_length)
-            except ValueError as error:
-                raise BadPrompt(f"{path}, line {number}: {error}") from error
-            prompts.append(prompt)
+    for number, line in lines_lib.numbered(path):
+        if not line.strip():
+            continue
+        try:
+            prompt = _prompt(len(prompts), line, text, max_tokens)
+            _check(prompt, vocab_size, context_length)
+        except ValueError as error:
+            raise BadPrompt(f"{path}, line {number}: {error}") from error
+        prompts.append(prompt)
     if not prompts:
         raise BadPrompt(f"{path}: there is no prompt in it")
     return prompts

@@ -56,6 +56,7 @@ import numpy as np
 
 from jaxrl_single import types
 from jaxrl_single.lab import fields as fields_lib
+from jaxrl_single.lab import lines as lines_lib
 
 ALWAYS = ("id", "task_id", "reward", "action_mask", "policy_logprobs", "rollout_logprobs")
 
@@ -109,8 +110,7 @@ def read(path: os.PathLike[str] | str) -> list[Record]:
       BadRecord: a line is wrong; the first one.
       OSError: the file cannot be read.
     """
-    with open(path, encoding="utf-8-sig") as lines:
-        return parse_lines(enumerate(lines, start=1))
+    return parse_lines(lines_lib.numbered(path))
 
 
 def parse_lines(lines: Iterable[tuple[int, str]]) -> list[Record]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_single.lab import lines as lines_lib
+
 _ALLOWED = {"token_ids", "id"}
 _SHOWN = 5  # lines in a message
 
@@ -43,14 +45,13 @@ def read(path: str | os.PathLike, *, vocab_size: int) -> list[Line]:
       OSError: the file cannot be read.
     """
     found, wrong = [], []
-    with open(path, encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                found.append(_line(number, line, vocab_size))
-            except ValueError as error:
-                wrong.append(f"line {number}: {error}")
+    for number, line in lines_lib.numbered(path):
+        if not line.strip():
+            continue
+        try:
+            found.append(_line(number, line, vocab_size))
+        except ValueError as error:
+            wrong.append(f"line {number}: {error}")
     if wrong:
         more = f"; {len(wrong)} lines are wrong in all" if wrong[_SHOWN:] else ""
         raise BadLines(f"{path}, {'; '.join(wrong[:_SHOWN])}{more}")

@@ -265,7 +265,8 @@ def test_masks_come_from_who_wrote_a_token_not_from_its_id():
 
 
 def test_a_template_that_refuses_the_answer_of_a_tool_makes_the_episode_an_error():
-    source = """{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}
+    source = """{% for m in messages %}
+        {%- if m.role != 'assistant' and not loop.first %}{{ raise_exception('no answers') }}
         {%- endif %}{{ m.content }}<end>{% endfor %}"""
     tokenizer = toy_chat().text._tokenizer
     text = text_lib.HfText(tokenizer, stop_token_ids=(0,), templates={"default": source})
@@ -273,4 +274,4 @@ def test_a_template_that_refuses_the_answer_of_a_tool_makes_the_episode_an_error
     task = types.Task("t", "hello", "")
     trajectory, _ = play(language, Talk(base.StepResult("tool")), [sampled([7, 0])], task=task)
     assert trajectory.error.kind == "env"
-    assert "the chat template refuses these messages: no tools" in trajectory.error.message
+    assert "the chat template refuses these messages: no answers" in trajectory.error.message
