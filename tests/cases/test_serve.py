@@ -154,6 +154,15 @@ def service():
         yield service
 
 
+@pytest.fixture(scope="module")
+def healthy():
+    """Of an engine whose weights give finite logits for every token, whichever is drawn."""
+    engine = server_lab.make_engine()
+    engine.start()
+    with server_lab.serving(engine, model_name="tiny_moe") as service:
+        yield service
+
+
 def ask(service, path, body):
     """(status, text)."""
     connection = service.open(path, body)
@@ -199,8 +208,8 @@ def test_c11_a_stream_of_logits_that_overflow_ends_with_an_error(service):
     assert "finite" in events[-1]["error"]["message"]
 
 
-def test_c23_policy_names_the_model_of_every_server(service):
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+def test_c23_policy_names_the_model_of_every_server(healthy):
+    with openai.OpenAI(base_url=f"{healthy.url}/v1", api_key="none", max_retries=0) as client:
         for name in ("policy", "tiny_moe"):
             answer = client.completions.create(model=name, prompt=[1, 2, 3], max_tokens=2)
             assert answer.choices[0].finish_reason in ("stop", "length")
@@ -210,18 +219,18 @@ def test_c23_policy_names_the_model_of_every_server(service):
             client.completions.create(model="gpt-4", prompt=[1, 2, 3])
 
 
-def test_c23_the_snippet_of_the_readme_runs_as_it_is_written(service):
+def test_c23_the_snippet_of_the_readme_runs_as_it_is_written(healthy):
     pages = (ROOT / "README.md", ROOT / "docs/sampler.md")  # it was in the README once
     text = "".join(page.read_text() for page in pages if page.is_file())
     section = text.partition("**From any harness**")[2]
     snippet = section.partition("```python\n")[2].partition("```")[0]
     names = {"openai": openai}
-    exec(snippet.replace("PORT", str(service.port)), names)
+    exec(snippet.replace("PORT", str(healthy.port)), names)
     (choice,) = names["answer"].choices
-    exec(snippet.replace("PORT", str(service.port)), {})
+    exec(snippet.replace("PORT", str(healthy.port)), {})
     assert len(choice.rollout_logprobs) == len(choice.token_ids) == len(choice.policy_versions)
     names["client"].close()
-    service.post("/release", {"session": "episode-1"})
+    healthy.post("/release", {"session": "episode-1"})
 
 
 def test_c24_a_bias_is_added_to_the_logits_before_the_temperature_divides_them(service):
